@@ -70,3 +70,29 @@ class BackendDescriptor:
     summary: str
     modes: tuple[ModeDescriptor, ...]
     install_hint: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One backend that ``auto`` or a requirement looked at, and why it was passed over (``""`` for the chosen one)."""
+
+    name: str
+    passed_over: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The resolved backend choice and where it came from (clause B2); part of every report.
+
+    ``source`` is ``call``, ``environment``, ``file`` or ``default``; ``origin`` names the variable or file. ``requested`` is the
+    text as given (``auto``, ``cpu``, ``cuda:interpret``). ``considered`` lists every candidate in the order looked at.
+    """
+
+    name: str
+    mode: str
+    requested: str = "auto"
+    source: Literal["call", "environment", "file", "default"] = "default"
+    origin: str = ""
+    distribution: str = ""
+    version: str = ""
+    considered: tuple[Candidate, ...] = ()
