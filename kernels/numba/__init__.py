@@ -1,1 +1,2 @@
-"""numba"""
+"""CPU kernels in numba: paged decode attention and the doors of a KV pool. They know numpy arrays, and nothing of
+Forebay."""
