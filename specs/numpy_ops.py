@@ -1,0 +1,224 @@
+"""The defaults of :class:`forebay.specs.driver.Driver` through numpy: slow, plain, and counted as delegated (clause B6).
+
+Each function reads device memory with ``driver.to_host``, computes on the host, and writes back with ``driver.store``. They are a
+way to start a port, not a fallback: nothing selects them when a kernel refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .attention import DecodeCall
+from .dtypes import BITS_DTYPE, Array, HostArray, bfloat16_bits, bfloat16_values
+from .errors import InvalidInput
+from .geometry import kv_views
+from .segment import Buffer
+from .slots import live_rows, lower_paged
+from .write_loc import WriteLoc
+
+if TYPE_CHECKING:
+    from .driver import Driver
+    from .pool import Pool
+
+TILE = 64
+"""Keys a step of the softmax loop; a multiple of absolute positions, so a row's bits do not depend on its neighbours (D5)."""
+
+
+def _float32(bits: HostArray, dtype: str) -> HostArray:
+    return bfloat16_values(bits) if dtype == "bfloat16" else bits.astype(np.float32)
+
+
+def _bits(values: HostArray, dtype: str) -> HostArray:
+    return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(BITS_DTYPE[dtype])
+
+
+def _recast(bits: HostArray, source: str, target: str) -> HostArray:
+    """Bytes of one float dtype as bytes of another, through float32; the same dtype keeps its bytes."""
+    return bits if source == target else _bits(_float32(bits, source), target)
+
+
+def _host_storage(driver: Driver, pool: Pool, layer: int) -> tuple[HostArray, ...]:
+    return tuple(driver.to_host(driver.load(buffer)) for buffer in pool.storage(layer))
+
+
+def _count(driver: Driver, buffer: Buffer, n: int) -> None:
+    if n:
+        driver.store(buffer, driver.to_host(driver.load(buffer)) + np.int32(n), None)
+
+
+def _slots(driver: Driver, pool: Pool, loc: WriteLoc) -> HostArray:
+    if loc.ids is not None:
+        return driver.to_host(loc.ids).astype(np.int64)
+    if loc.table is None or loc.positions is None or loc.table_len is None:
+        raise InvalidInput(
+            "WriteLoc: neither ids nor a table with positions; build it with WriteLoc.slots or WriteLoc.paged"
+        )
+    table, positions = driver.to_host(loc.table.array), driver.to_host(loc.positions)
+    return lower_paged(table, positions, loc.table_len, pool.geometry)
+
+
+def _scatter(
+    views: tuple[HostArray, HostArray], slots: HostArray, rows: tuple[HostArray, HostArray | None], bs: int
+) -> None:
+    for view, values in zip(views, rows, strict=True):
+        if values is not None:
+            view[slots // bs, slots % bs] = values
+
+
+def zero(driver: Driver, buffer: Buffer) -> None:
+    """Default of ``Driver.zero``."""
+    driver.store(buffer, np.zeros(buffer.shape, BITS_DTYPE[buffer.dtype]), None)
+
+
+def write_kv(driver: Driver, pool: Pool, layer: int, loc: WriteLoc, k: Array, v: Array | None) -> None:
+    """Default of ``Driver.write_kv``."""
+    g, slots = pool.geometry, _slots(driver, pool, loc)
+    live, dropped = live_rows(slots, g, pool.first_block)
+    storage = _host_storage(driver, pool, layer)
+    rows_k = _recast(driver.to_host(k), driver.xp.dtype(k), g.dtype)[live]
+    rows_v = None if v is None else _recast(driver.to_host(v), driver.xp.dtype(v), g.dtype)[live]
+    _scatter(kv_views(pool.layout, storage, g), slots[live], (rows_k, rows_v), g.block_size)
+    for buffer, host in zip(pool.storage(layer), storage, strict=True):
+        driver.store(buffer, host, None)
+    _count(driver, pool.dropped_buffer, dropped)
+
+
+def read_kv(driver: Driver, pool: Pool, layer: int, loc: WriteLoc) -> tuple[Array, Array]:
+    """Default of ``Driver.read_kv``."""
+    g, slots = pool.geometry, _slots(driver, pool, loc)
+    live, dropped = live_rows(slots, g, pool.first_block)
+    safe = np.where(live, slots, 0)
+    out = []
+    for view in kv_views(pool.layout, _host_storage(driver, pool, layer), g):
+        rows = view[safe // g.block_size, safe % g.block_size]
+        rows[~live] = 0
+        out.append(driver.from_host(np.ascontiguousarray(rows), g.dtype))
+    _count(driver, pool.dropped_buffer, dropped)
+    return out[0], out[1]
+
+
+def copy_kv(driver: Driver, pool: Pool, src: WriteLoc, dst: WriteLoc) -> None:
+    """Default of ``Driver.copy_kv``."""
+    g, source, target = pool.geometry, _slots(driver, pool, src), _slots(driver, pool, dst)
+    live_src, dropped_src = live_rows(source, g, pool.first_block)
+    live_dst, dropped_dst = live_rows(target, g, pool.first_block)
+    live, bs = live_src & live_dst, g.block_size
+    for layer in range(g.num_layers):
+        storage = _host_storage(driver, pool, layer)
+        views = kv_views(pool.layout, storage, g)
+        rows = tuple(view[source[live] // bs, source[live] % bs] for view in views)
+        _scatter(views, target[live], (rows[0], rows[1]), bs)
+        for buffer, host in zip(pool.storage(layer), storage, strict=True):
+            driver.store(buffer, host, None)
+    _count(driver, pool.dropped_buffer, dropped_src + dropped_dst)
+
+
+def stage(
+    driver: Driver,
+    pool: Pool,
+    layer: int,
+    k: HostArray,
+    v: HostArray | None,
+    src_blocks: HostArray,
+    dst_blocks: HostArray,
+    tokens: int,
+) -> None:
+    """Default of ``Driver.stage``."""
+    g, storage = pool.geometry, _host_storage(driver, pool, layer)
+    for target, source in zip(kv_views(pool.layout, storage, g), (k, v), strict=True):
+        if source is None:
+            continue
+        for i, (src, dst) in enumerate(zip(src_blocks, dst_blocks, strict=True)):
+            n = min(g.block_size, tokens - i * g.block_size)
+            target[dst, :n] = source[src, :n]
+    for buffer, host in zip(pool.storage(layer), storage, strict=True):
+        driver.store(buffer, host, None)
+
+
+def paged_decode(driver: Driver, call: DecodeCall) -> tuple[Array, Array | None]:
+    """Default of ``Driver.paged_decode``: online softmax over tiles of absolute positions, one (row, query) at a time."""
+    g, pool = call.pool.geometry, call.pool
+    name = driver.xp.dtype(call.q)
+    q = _float32(driver.to_host(call.q), name)
+    table, visible = driver.to_host(call.table), driver.to_host(call.visible)
+    sinks = None if call.sinks is None else driver.to_host(call.sinks)
+    k_view, v_view = kv_views(pool.layout, _host_storage(driver, pool, call.layer), g)
+    rows, query_len, heads, _ = q.shape
+    out = np.zeros((rows, query_len, heads, g.value_dim), np.float32)
+    lse = np.full((rows, query_len, heads), -np.inf, np.float32)
+    invalid = 0
+    for b in range(rows):
+        ends = [max(int(visible[b]) - (query_len - 1 - t), 0) for t in range(query_len)]
+        starts = [0 if call.window is None else max(end - call.window, 0) for end in ends]
+        keys, values, bad = _visible_rows(call, table[b], (k_view, v_view), min(starts), max(ends))
+        invalid += bad
+        for t, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if end > 0:
+                out[b, t], lse[b, t] = _attend(q[b, t], keys[start:end], values[start:end], start, call, sinks)
+    _count(driver, pool.invalid_buffer, invalid)
+    device_out = driver.from_host(_bits(out, name), name)
+    return device_out, driver.from_host(lse, "float32") if call.return_lse else None
+
+
+def _visible_rows(
+    call: DecodeCall, row: HostArray, views: tuple[HostArray, HostArray], start: int, end: int
+) -> tuple[HostArray, HostArray, int]:
+    """Keys and values ``[end, Hkv, D]`` of one sequence in float32 (zero before ``start`` and in invalid blocks), invalid count."""
+    g, pool = call.pool.geometry, call.pool
+    keys = np.zeros((end, g.num_kv_heads, g.key_dim), np.float32)
+    values = np.zeros((end, g.num_kv_heads, g.value_dim), np.float32)
+    invalid = 0
+    for column in range(start // g.block_size, -(-end // g.block_size)):
+        block = int(row[column]) if column < call.table_len else -1
+        if not pool.first_block <= block < g.num_blocks:
+            invalid += 1
+            continue
+        low, high = column * g.block_size, min((column + 1) * g.block_size, end)
+        keys[low:high] = _float32(views[0][block, : high - low], g.dtype)
+        values[low:high] = _float32(views[1][block, : high - low], g.dtype)
+    return keys, values, invalid
+
+
+def _attend(
+    q: HostArray, keys: HostArray, values: HostArray, start: int, call: DecodeCall, sinks: HostArray | None
+) -> tuple[HostArray, HostArray]:
+    """One query ``[Hq, D]`` over its keys: (out ``[Hq, Dv]``, natural-log LSE ``[Hq]``)."""
+    group = q.shape[0] // keys.shape[1]
+    m = np.full(q.shape[0], -np.inf, np.float32) if sinks is None else sinks.astype(np.float32)
+    total = np.zeros_like(m) if sinks is None else np.ones_like(m)
+    acc = np.zeros((q.shape[0], values.shape[2]), np.float32)
+    first = TILE - start % TILE
+    bounds = [0, *range(first, len(keys), TILE), len(keys)]
+    for low, high in pairwise(bounds):
+        if low == high:
+            continue
+        k = np.repeat(keys[low:high], group, axis=1)
+        scores = np.einsum("hd,thd->ht", q, k) * np.float32(call.scale)
+        if call.softcap is not None:
+            scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
+        new_m = np.maximum(m, scores.max(axis=1))
+        p, shrink = np.exp(scores - new_m[:, None]), np.exp(m - new_m)
+        total = total * shrink + p.sum(axis=1)
+        acc = acc * shrink[:, None] + np.einsum("ht,thd->hd", p, np.repeat(values[low:high], group, axis=1))
+        m = new_m
+    return acc / total[:, None], m + np.log(total)
+
+
+def merge_partials(driver: Driver, outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array]:
+    """Default of ``Driver.merge_partials``."""
+    name = driver.xp.dtype(outs[0])
+    lse = np.stack([driver.to_host(x) for x in lses])
+    out = np.stack([_float32(driver.to_host(x), name) for x in outs])
+    peak = lse.max(axis=0)
+    safe = np.where(np.isneginf(peak), 0.0, peak).astype(np.float32)
+    weight = np.exp(lse - safe)
+    total = weight.sum(axis=0)
+    some = total > 0
+    share = np.where(some, weight / np.where(some, total, 1.0), 0.0)
+    merged = np.where(weight[..., None] > 0, out * share[..., None], 0.0).sum(axis=0).astype(np.float32)
+    merged_lse = np.where(some, safe + np.log(np.where(some, total, 1.0)), -np.inf).astype(np.float32)
+    return driver.from_host(_bits(merged, name), name), driver.from_host(merged_lse, "float32")
