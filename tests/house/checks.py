@@ -1,0 +1,155 @@
+"""Rules of the house that no ready-made tool checks: each takes a checkout and returns, as text, what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from .tree import PACKAGES, python_files, text_files
+
+Check = Callable[[Path], list[str]]
+
+MAX_LINES: Final = 400
+SETTINGS: Final = "runtime/settings.py"
+
+THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
+    "specs": frozenset({"numpy"}),
+    "specs/suite": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
+    "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
+    "runtime": frozenset({"numpy", "pluggy"}),
+    SETTINGS: frozenset({"pydantic"}),
+    "runtime/models": frozenset({"safetensors", "tokenizers", "gguf", "filelock", "requests"}),
+    "runtime/cli": frozenset({"typer", "rich"}),
+    "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),
+    "backends": frozenset({"numpy", "pluggy"}),
+    "backends/cpu": frozenset({"torch", "numba"}),
+    "hardware": frozenset({"numpy", "rich"}),
+}
+"""Third-party modules a file may import, also for type checking only: the union over the folders it lies in."""
+
+SHIPPED_SUITE: Final = ("specs/suite/", "specs/faults/")
+"""Tests that ship in the wheel; they assert as tests do."""
+
+_ENVIRONMENT: Final = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+_MACHINE_PATH: Final = re.compile(
+    r"(?:^|[^A-Za-z0-9_.])(/(?:tmp|work|farm|root|opt|home|Users)/[A-Za-z0-9_.-]+)", re.MULTILINE
+)
+_REGISTRY_HOST: Final = re.compile(
+    r"\b(pypi\.org|pythonhosted\.org|download\.pytorch\.org|npmjs\.(?:org|com)|debian\.org|anaconda\.org|crates\.io|"
+    r"proxy\.golang\.org|huggingface\.co)\b"
+)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of every import in a module, wherever it stands; relative imports are left out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def third_party(root: Path) -> list[str]:
+    """Imports of a third-party module where THIRD_PARTY does not allow it, and of a package by its folder's name."""
+    found = []
+    for name, tree in _modules(root):
+        allowed: set[str] = set()
+        for folder, modules in THIRD_PARTY.items():
+            if name == folder or name.startswith(f"{folder}/"):
+                allowed |= modules
+        for line, module in imports(tree):
+            top = module.partition(".")[0]
+            if top in PACKAGES:
+                found.append(f"{name}:{line}: imports {module}; the package is forebay.{module}")
+            elif top != "forebay" and top not in sys.stdlib_module_names and top not in allowed:
+                found.append(f"{name}:{line}: imports {top}; may import {', '.join(sorted(allowed)) or 'nothing'}")
+    return found
+
+
+def backends_by_name(root: Path) -> list[str]:
+    """Import paths of a backend in strings outside backends/; only entry points name one."""
+    return [
+        f"{name}:{node.lineno}: names {node.value!r}"
+        for name, tree in _modules(root)
+        if not name.startswith("backends/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "forebay.backends." in node.value
+    ]
+
+
+def environment(root: Path) -> list[str]:
+    """Uses of the process environment outside the settings module."""
+    return [
+        f"{name}:{line}: os.{attribute}; only {SETTINGS} reads the environment"
+        for name, tree in _modules(root)
+        if name != SETTINGS
+        for line, attribute in _used_of_os(tree)
+        if attribute in _ENVIRONMENT
+    ]
+
+
+def asserts(root: Path) -> list[str]:
+    """Assert statements in shipped code: inputs are checked with errors that say what to do."""
+    return [
+        f"{name}:{node.lineno}: assert; raise an error of specs/errors.py"
+        for name, tree in _modules(root)
+        if not name.startswith(SHIPPED_SUITE)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+
+
+def module_length(root: Path) -> list[str]:
+    """Python files of more than MAX_LINES lines, tests included."""
+    found = []
+    for path in python_files(root, *PACKAGES, "tests"):
+        count = len(path.read_text(encoding="utf-8").splitlines())
+        if count > MAX_LINES:
+            found.append(f"{path.relative_to(root)}: {count} lines; split it by noun, {MAX_LINES} at most")
+    return found
+
+
+def machine_paths(root: Path) -> list[str]:
+    """Absolute paths that exist on one machine only."""
+    return _matches(root, _MACHINE_PATH, "a path of a machine")
+
+
+def registry_hosts(root: Path) -> list[str]:
+    """Host names of package registries and model hubs."""
+    return _matches(root, _REGISTRY_HOST, "a registry host")
+
+
+def _modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in python_files(root, *PACKAGES):
+        yield path.relative_to(root).as_posix(), ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _used_of_os(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def _matches(root: Path, pattern: re.Pattern[str], what: str) -> list[str]:
+    return [
+        f"{path.relative_to(root)}:{text.count(chr(10), 0, match.start(1)) + 1}: {match[1]} is {what}"
+        for path, text in text_files(root)
+        for match in pattern.finditer(text)
+    ]
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    third_party,
+    backends_by_name,
+    environment,
+    asserts,
+    module_length,
+    machine_paths,
+    registry_hosts,
+)

@@ -1,0 +1,132 @@
+"""Linter, formatter, type checker and import direction: each passes on this checkout, and each can fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from .tree import PACKAGES, ROOT, link_namespace
+
+CONFIG = ROOT / "pyproject.toml"
+
+
+def run(*command: str, path: Path | None = None) -> tuple[int, str]:
+    """Run a module of this interpreter (``python -m``) with ``path`` first among its import paths; status and output."""
+    places = {} if path is None else {"MYPYPATH": str(path), "PYTHONPATH": str(path)}
+    process = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=path or ROOT,
+        env={**os.environ, **places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def mypy(namespace: Path, cache: Path, *packages: str) -> tuple[int, str]:
+    arguments = [part for package in packages for part in ("-p", package)]
+    return run("mypy", "--config-file", str(CONFIG), "--cache-dir", str(cache), *arguments, path=namespace)
+
+
+def lint_imports(namespace: Path) -> tuple[int, str]:
+    code = "import sys; from importlinter.cli import lint_imports_command as c; c(sys.argv[1:])"
+    process = subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", "--no-logo", str(CONFIG)],
+        cwd=namespace,
+        env={**os.environ, "PYTHONPATH": str(namespace), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def write_namespace(root: Path, files: dict[str, str]) -> Path:
+    """A checkout with ``files`` and an ``__init__.py`` in each package folder, linked into a namespace folder."""
+    for name, text in files.items():
+        path = root / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(text, encoding="utf-8")
+    return link_namespace(root / "tree", root / "namespace")
+
+
+def test_ruff_finds_nothing() -> None:
+    status, output = run("ruff", "check", "--no-cache", ".")
+    assert status == 0, output
+
+
+def test_ruff_would_find_something(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import os\n\n\ndef f(x):\n    assert x\n", encoding="utf-8")
+    status, output = run(
+        "ruff", "check", "--no-cache", "--config", str(CONFIG), "--output-format", "concise", str(tmp_path)
+    )
+    assert status == 1
+    assert {"D100", "D103", "F401", "S101"} <= set(re.findall(r"\b[A-Z]+[0-9]+\b", output))
+
+
+def test_every_file_is_formatted() -> None:
+    status, output = run("ruff", "format", "--no-cache", "--check", ".")
+    assert status == 0, output
+
+
+def test_the_formatter_would_change_something(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = { 'a':1 }\n", encoding="utf-8")
+    status, output = run("ruff", "format", "--no-cache", "--check", "--config", str(CONFIG), str(tmp_path))
+    assert (status, "would be reformatted" in output) == (1, True)
+
+
+def test_the_package_and_its_tests_are_strictly_typed(tmp_path: Path) -> None:
+    status, output = mypy(link_namespace(ROOT, tmp_path / "namespace"), ROOT / ".mypy_cache/house", "forebay", "tests")
+    assert status == 0, output
+
+
+def test_mypy_is_strict_and_sees_the_package_under_its_import_name(tmp_path: Path) -> None:
+    files = {
+        "specs/a.py": "def f(x):\n    return x\n",
+        "runtime/b.py": "from forebay.specs.c import g\n\nX: int = g()\n",
+        "specs/c.py": "def g() -> str:\n    return ''\n",
+    }
+    status, output = mypy(write_namespace(tmp_path, files), tmp_path / "cache", "forebay")
+    assert status == 1
+    assert re.search(r"specs/a\.py:1: error: .*\[no-untyped-def\]", output)
+    assert re.search(r"runtime/b\.py:3: error: .*\[assignment\]", output)
+
+
+def test_imports_keep_their_direction(tmp_path: Path) -> None:
+    status, output = lint_imports(link_namespace(ROOT, tmp_path / "namespace"))
+    assert status == 0, output
+    found = re.search(r"Analyzed (\d+) files", output)
+    present = sum(1 for folder in PACKAGES for _ in (ROOT / folder).rglob("*.py"))
+    assert found is not None
+    assert int(found[1]) >= present
+
+
+def test_every_import_in_a_wrong_direction_is_caught(tmp_path: Path) -> None:
+    files = {
+        "specs/a.py": "import forebay.runtime.a\n",
+        "runtime/a.py": "def f() -> None:\n    from forebay.backends.cpu import a\n",
+        "kernels/numba/a.py": "from forebay.specs import b\n",
+        "kernels/other/a.py": "from forebay.kernels.numba import a\n",
+        "backends/cpu/a.py": "from forebay.hardware import a\n",
+        "backends/other/a.py": "from ..cpu import a\n",
+        "hardware/a.py": "import typing\nif typing.TYPE_CHECKING:\n    from forebay.kernels.numba import a\n",
+        "specs/b.py": "",
+    }
+    status, output = lint_imports(write_namespace(tmp_path, files))
+    names = [contract["name"] for contract in tomllib.loads(CONFIG.read_text())["tool"]["importlinter"]["contracts"]]
+    assert status == 1
+    assert [name for name in names if f"{name} BROKEN" not in output] == []
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_every_folder_of_the_package_is_linked(folder: str, tmp_path: Path) -> None:
+    namespace = link_namespace(ROOT, tmp_path / "namespace")
+    assert (namespace / "forebay" / folder).resolve() == ROOT / folder
