@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
-from .attention import AttentionParams, DecodeCall, check_decode
+from .attention import AttentionParams, AttentionPath, DecodeCall, check_decode
 from .backend_memory import BackendMemory
 from .dtypes import ITEMSIZE, Array, HostArray, is_host
 from .errors import CaptureDeclined, ColdCapture, InvalidInput, InvalidLayout, StaleTrace, Unsupported

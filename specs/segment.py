@@ -36,7 +36,7 @@ class Buffer:
     __slots__ = ("__weakref__", "_backend", "dtype", "handle", "live", "name", "reserved", "shape")
 
     def __init__(
-        self, backend: Backend, name: str, shape: tuple[int, ...], dtype: str, handle: Any, reserved: bool
+        self, backend: BackendMemory, name: str, shape: tuple[int, ...], dtype: str, handle: Any, reserved: bool
     ) -> None:
         self._backend = backend
         self.name = name
