@@ -88,3 +88,13 @@ def atomic_add_i64(_typing: Any, _address: Any, _value: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), generate
+
+
+@emitted
+def exchange_i64(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Replace the ``int64`` at ``address`` by ``value`` and return what it held before; sequentially consistent."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("xchg", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate

@@ -165,6 +165,7 @@ def read_plane(
 @compiled
 def copy_plane(
     pool: View,
+    held: View,
     origins: Vector,
     targets: Vector,
     n: int,
@@ -175,11 +176,8 @@ def copy_plane(
     num_slots: int,
     _sources: int = SOURCES,
 ) -> int:
-    """Copy ``n`` rows of one plane, all reads before all writes. Returns how many pairs were dropped."""
-    size = pool[5]
-    held = np.empty(n * heads * dim * size, np.uint8)
-    base = int64(held.ctypes.data)
-    packed = (base, heads * dim * size, int64(0), dim * size, size, size)
+    """Copy ``n`` rows of one plane by way of ``held`` (``n`` rows), all reads before all writes. Returns how many pairs
+    were dropped."""
     live = np.zeros(n, np.bool_)
     dropped = 0
     for i in range(n):
@@ -191,11 +189,11 @@ def copy_plane(
             dropped += 1
             continue
         live[i] = True
-        copy_row(base + i * packed[1], packed, row_address(pool, block_size, source), pool, heads, dim)
+        copy_row(held[0] + i * held[1], held, row_address(pool, block_size, source), pool, heads, dim)
     for i in range(n):
         if live[i]:
             slot = load_int(targets, i)
-            copy_row(row_address(pool, block_size, slot), pool, base + i * packed[1], packed, heads, dim)
+            copy_row(row_address(pool, block_size, slot), pool, held[0] + i * held[1], held, heads, dim)
     return dropped
 
 

@@ -55,7 +55,7 @@ def vector_of(vector: Array) -> Vector:
 Plane = tuple[View, View, int, int, int]
 
 
-def _planes(k_view: Array, v_view: Array | None, k: Array | None, v: Array | None) -> list[Plane]:
+def _planes(k_view: Array, v_view: Array | None, k: Array, v: Array | None) -> list[Plane]:
     """(pool, rows, block_size, heads, dim) of the K plane and, where V has its own columns, of the V plane."""
     pairs = [(k_view, k)] if v_view is None else [(k_view, k), (v_view, v)]
     return [(view_of(pool), rows_of(rows), pool.shape[1], pool.shape[2], pool.shape[3]) for pool, rows in pairs]
@@ -170,13 +170,15 @@ def prepare_copy_rows(
     num_slots: int,
 ) -> Callable[[], None]:
     """Resolve a :func:`copy_rows` once; the returned callable copies what the arrays hold when it is called."""
-    planes = _planes(k_view, v_view, None, None)
     origins, targets, n = vector_of(src_slots), vector_of(dst_slots), len(src_slots)
+    k_held = np.empty((n, *k_view.shape[2:]), k_view.dtype)
+    v_held = None if v_view is None else np.empty((n, *v_view.shape[2:]), v_view.dtype)
+    planes = _planes(k_view, v_view, k_held, v_held)
 
-    def copy(_alive: tuple[Array | None, ...] = (k_view, v_view, src_slots, dst_slots)) -> None:
+    def copy(_alive: tuple[Array | None, ...] = (k_view, v_view, src_slots, dst_slots, k_held, v_held)) -> None:
         count = 0
-        for pool, _, block_size, heads, dim in planes:
-            count = copy_plane(pool, origins, targets, n, block_size, heads, dim, first_slot, num_slots)
+        for pool, held, block_size, heads, dim in planes:
+            count = copy_plane(pool, held, origins, targets, n, block_size, heads, dim, first_slot, num_slots)
         if count:
             dropped[0] += count
 

@@ -1,0 +1,162 @@
+"""Vector arithmetic in LLVM IR: a thin layer over a builder, with 16 float32 lanes a vector.
+
+LLVM lowers the vectors to what the machine has (one AVX-512 register, two AVX2 registers). Nothing here may be
+reassociated, so results have the same bits wherever fused multiply-add exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+
+from numba.core import cgutils
+
+LANES: Final = 16
+BF16_LANES: Final = 2 * LANES
+
+F32: Final = ir.FloatType()
+I32: Final = ir.IntType(32)
+I64: Final = ir.IntType(64)
+VF32: Final = ir.VectorType(F32, LANES)
+VI32: Final = ir.VectorType(I32, LANES)
+_BYTES: Final = ir.IntType(8).as_pointer()
+
+# 2**f on [-1/2, 1/2] by a polynomial of degree 6 (relative error below 2e-8 before rounding): ln(2)**k / k!, the last
+# one adjusted.
+_EXP2: Final = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+# tanh(x) = x + x**3 * P(x**2) for |x| < 0.625: coefficients of Cephes' tanhf (S. Moshier, netlib).
+_TANH: Final = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+_LOG2E: Final = 1.4426950408889634
+
+
+def int64(value: int) -> Any:
+    """A 64-bit constant."""
+    return ir.Constant(I64, value)
+
+
+def splat_constant(value: float) -> Any:
+    """The same float32 constant in every lane."""
+    return ir.Constant(VF32, [value] * LANES)
+
+
+class Lanes:
+    """Emits vector operations with ``builder``; values are LLVM values, addresses are 64-bit integers."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def offset(self, address: Any, count: int, *, size: int = 4) -> Any:
+        """``address + count * size``."""
+        return self.builder.add(address, int64(count * size)) if count else address
+
+    def index(self, address: Any, index: Any, *, size: int) -> Any:
+        """``address + index * size`` with an index known at run time."""
+        return self.builder.add(address, self.builder.mul(index, int64(size)))
+
+    def load(self, address: Any, kind: Any = VF32) -> Any:
+        """A vector or scalar from an address aligned to 2 bytes at least."""
+        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=2)
+
+    def store(self, value: Any, address: Any) -> None:
+        """Write a vector or scalar of 4-byte elements."""
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+    def splat(self, scalar: Any) -> Any:
+        """A scalar in every lane."""
+        blank = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+        vector = self.builder.insert_element(blank, scalar, I32(0))
+        return self.builder.shuffle_vector(vector, vector, ir.Constant(VI32, [0] * LANES))
+
+    def shuffle(self, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of ``x`` (0 to 15) and ``y`` (16 to 31)."""
+        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+    def call(self, name: str, *args: Any) -> Any:
+        """An LLVM intrinsic on whole vectors."""
+        kind = ir.FunctionType(VF32, [arg.type for arg in args])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, f"{name}.v{LANES}f32"), args)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """``x * y + z``, rounded once."""
+        return self.call("llvm.fma", x, y, z)
+
+    def load_kv(self, address: Any, *, bf16: bool) -> list[Any]:
+        """The next 64 bytes of a KV row: 16 float32, or 32 bfloat16 as two vectors (even elements, odd elements)."""
+        if not bf16:
+            return [self.load(address)]
+        pairs = self.load(address, VI32)
+        even = self.builder.shl(pairs, ir.Constant(VI32, [16] * LANES))
+        odd = self.builder.and_(pairs, ir.Constant(VI32, [0xFFFF0000] * LANES))
+        return [self.builder.bitcast(even, VF32), self.builder.bitcast(odd, VF32)]
+
+    def prefetch(self, address: Any, count: int) -> None:
+        """Ask for ``count`` bytes from ``address`` on."""
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, I32, I32, I32])
+        ask = self.builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+        for byte in range(0, count, 64):
+            self.builder.call(
+                ask, [self.builder.inttoptr(self.offset(address, byte, size=1), _BYTES), I32(0), I32(3), I32(1)]
+            )
+
+    def largest(self, vector: Any) -> Any:
+        """The largest lane."""
+        return self._fold(vector, lambda x, y: self.call("llvm.maxnum", x, y))
+
+    def total(self, vector: Any) -> Any:
+        """The sum of the lanes, by halves."""
+        return self._fold(vector, self.builder.fadd)
+
+    def _fold(self, vector: Any, combine: Any) -> Any:
+        for distance in (8, 4, 2, 1):
+            vector = combine(vector, self.shuffle(vector, vector, [lane ^ distance for lane in range(LANES)]))
+        return self.builder.extract_element(vector, I32(0))
+
+    def totals(self, vectors: Sequence[Any]) -> Any:
+        """Sums of the lanes of up to 16 vectors: lane ``i`` is ``total(vectors[i])``, bit for bit.
+
+        At each distance two vectors share one: of each, the lanes that the other leaves free.
+        """
+        groups = [(vector, [index] * LANES) for index, vector in enumerate(vectors)]
+        for distance in (8, 4, 2, 1):
+            pairs = [(groups[i], groups[min(i + 1, len(groups) - 1)]) for i in range(0, len(groups), 2)]
+            groups = [self._halve(x, y, distance) for x, y in pairs]
+        vector, owners = groups[0]
+        order = [owners.index(index) if index in owners else 0 for index in range(LANES)]
+        return self.shuffle(vector, vector, order)
+
+    def _halve(self, x: tuple[Any, list[int]], y: tuple[Any, list[int]], distance: int) -> tuple[Any, list[int]]:
+        low = [not lane & distance for lane in range(LANES)]
+        kept = self.shuffle(x[0], y[0], [lane if low[lane] else LANES + lane for lane in range(LANES)])
+        moved = self.shuffle(x[0], y[0], [(lane if low[lane] else LANES + lane) ^ distance for lane in range(LANES)])
+        owners = [x[1][lane] if low[lane] else y[1][lane] for lane in range(LANES)]
+        return self.builder.fadd(kept, moved), owners
+
+    def exp2(self, x: Any) -> Any:
+        """``2**x`` for ``x <= 0``, relative error below 2e-7; below -126 it stays at ``2**-126``; NaN stays NaN."""
+        builder = self.builder
+        bounded = self.call("llvm.maxnum", x, splat_constant(-126.0))
+        whole = self.call("llvm.rint", bounded)
+        rest = builder.fsub(bounded, whole)
+        power = splat_constant(_EXP2[0])
+        for coefficient in _EXP2[1:]:
+            power = self.fma(power, rest, splat_constant(coefficient))
+        exponent = builder.add(builder.fptosi(whole, VI32), ir.Constant(VI32, [127] * LANES))
+        value = builder.fmul(power, builder.bitcast(builder.shl(exponent, ir.Constant(VI32, [23] * LANES)), VF32))
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
+
+    def tanh(self, x: Any) -> Any:
+        """``tanh(x)``, relative error below 3e-7; NaN stays NaN."""
+        builder = self.builder
+        one, two = splat_constant(1.0), splat_constant(2.0)
+        size = self.call("llvm.fabs", x)
+        square = builder.fmul(x, x)
+        series = splat_constant(_TANH[0])
+        for coefficient in _TANH[1:]:
+            series = self.fma(series, square, splat_constant(coefficient))
+        near = self.fma(builder.fmul(series, square), x, x)
+        decay = self.exp2(builder.fmul(size, splat_constant(-2.0 * _LOG2E)))
+        far = builder.fsub(one, builder.fmul(two, builder.fdiv(decay, builder.fadd(one, decay))))
+        far = self.call("llvm.copysign", far, x)
+        return builder.select(builder.fcmp_ordered("<", size, splat_constant(0.625)), near, far)

@@ -1,0 +1,287 @@
+"""Paged decode attention on the CPU: the public call, its dispatch and its memory (clauses L1, L3, D2 to D6, D9 to
+D12).
+
+:func:`prepare` resolves everything that does not depend on the contents of ``visible`` or the table; the callable it
+returns may be called again and again with new contents in the same arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .decode_loop import ENTRIES, build
+from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, count_invalid, plan_rows, wait_for_items
+from .gather import prepare_gather_blocks
+from .rows import Array, vector_of, view_of
+from .tile_ops import TILE
+from .workers import helper, usable_cpus
+
+_SPECIALISED: Final = (
+    (3, 64, 4),
+    (4, 64, 4),
+    (1, 64, 4),
+    (1, 128, 4),
+    (4, 128, 4),
+    (8, 128, 4),
+    (3, 64, 2),
+    (4, 64, 2),
+    (1, 64, 2),
+    (1, 128, 2),
+    (4, 128, 2),
+    (8, 128, 2),
+)
+_PARTIALS_BUDGET: Final = 64 << 20
+"""Bytes of partial results at once; a call that needs more goes over its rows in several passes."""
+_BYTES_PER_THREAD: Final = 1 << 20
+"""KV bytes below which another thread does not pay."""
+_LOG2E: Final = 1.0 / math.log(2.0)
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+def specialised_keys() -> tuple[tuple[int, int, str], ...]:
+    """The geometries with a build of their own: ``(G, D, dtype)``. All others share one build, with the same bits."""
+    return tuple((group, dim, "float32" if size == 4 else "bfloat16") for group, dim, size in _SPECIALISED)
+
+
+@cache
+def _loop(group: int, dim: int, size: int) -> Any:
+    """The compiled loop of a specialised key, or of any geometry (0, 0, 0)."""
+    return build(dim, group, int(size == 2))
+
+
+def _choose(k: Array, v: Array, group: int) -> Any:
+    dim, size = k.shape[3], k.itemsize
+    in_place = k.strides[3] == size and v.strides[3] == size and v.shape[3] == dim
+    key = (group, dim, size)
+    return _loop(*key) if in_place and key in _SPECIALISED else _loop(0, 0, 0)
+
+
+class _Memory:
+    """Scratch of one call: the plan, the partial results, and for each thread its query, scores, tables and rows."""
+
+    def __init__(
+        self, rows: int, splits: int, heads: int, kv_heads: int, k_padded: int, v_padded: int, threads: int
+    ) -> None:
+        item_bytes = heads * (v_padded + 2) * 4
+        self.rows = max(1, min(rows, _PARTIALS_BUDGET // (splits * item_bytes)))
+        items = self.rows * splits
+        self.plan = np.zeros(HEAD_BYTES + self.rows * ROW_BYTES, np.uint8)
+        self.partials = tuple(np.empty(items * n, np.float32) for n in (heads * v_padded, heads, heads))
+        sizes = (
+            heads * k_padded * 4,
+            heads * TILE * 4,
+            heads * 4,
+            4 * ENTRIES,
+            TILE * kv_heads * k_padded * 4,
+            TILE * kv_heads * v_padded * 4,
+            max(k_padded, v_padded) * 4,
+        )
+        self._threads = [tuple(np.zeros(size + 64, np.uint8) for size in sizes) for _ in range(threads)]
+        self.scratch = [tuple(_address(array) + -_address(array) % 64 for array in arrays) for arrays in self._threads]
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _padded(dim: int) -> int:
+    """Head sizes in the loop are whole pairs of vectors."""
+    return -(-dim // 32) * 32
+
+
+def prepare(
+    q: Float32,
+    k_view: Array,
+    v_view: Array,
+    table: Int32,
+    visible: Int32,
+    out: Float32,
+    lse: Float32,
+    invalid: Int32,
+    *,
+    table_len: int,
+    first_block: int,
+    num_blocks: int,
+    block_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float32 | None = None,
+    path: Literal["direct", "gather"] = "direct",
+    threads: int | None = None,
+) -> Callable[[], None]:
+    """Resolve a :func:`paged_decode` once; the returned callable works on what the arrays hold when it is called."""
+    batch, query_len, heads, k_dim = q.shape
+    kv_heads, v_dim = k_view.shape[2], v_view.shape[3]
+    group = heads // kv_heads
+    shape = (query_len, kv_heads, group, k_dim, v_dim, _padded(k_dim), _padded(v_dim))
+    attend = _choose(k_view, v_view, group)
+    limits = (table_len, first_block, num_blocks, block_size)
+    where = (_address(table), table.strides[0], table.strides[1])
+    lengths = vector_of(visible)
+    width = window or 0
+    factors = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+    io = (_address(q), _address(out), _address(lse), 0 if sinks is None else _address(sinks))
+    token_bytes = kv_heads * (k_dim + v_dim) * k_view.itemsize
+
+    gather, seen, seen_limits, k_seen, v_seen = None, where, limits, k_view, v_view
+    if path == "gather":
+        k_seen = np.empty((batch, table_len * block_size, kv_heads, k_dim), k_view.dtype)
+        v_seen = np.empty((batch, table_len * block_size, kv_heads, v_dim), v_view.dtype)
+        gather = prepare_gather_blocks(
+            k_view,
+            v_view,
+            table,
+            visible,
+            k_seen,
+            v_seen,
+            table_len=table_len,
+            first_block=first_block,
+            num_blocks=num_blocks,
+            query_len=query_len,
+            window=window,
+        )
+        table = np.arange(batch * table_len, dtype=np.int32).reshape(batch, table_len)
+        seen, seen_limits = (
+            (_address(table), table.strides[0], table.strides[1]),
+            (table_len, 0, batch * table_len, block_size),
+        )
+        k_seen = k_seen.reshape(batch * table_len, block_size, kv_heads, k_dim)
+        v_seen = v_seen.reshape(batch * table_len, block_size, kv_heads, v_dim)
+    k, v = view_of(k_seen), view_of(v_seen)
+
+    rows, splits = batch * query_len, max(1, -(-table_len * block_size // SPLIT))
+    workers = max(1, min(threads or usable_cpus(), rows * splits))
+    memory = _Memory(rows, splits, heads, kv_heads, shape[5], shape[6], workers)
+    plan, partials = _address(memory.plan), tuple(_address(array) for array in memory.partials)
+    passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
+
+    def job(first: int, count: int, scratch: tuple[int, ...]) -> Callable[[], None]:
+        def run() -> None:
+            attend(plan, first, count, shape, k, v, seen, seen_limits, factors, io, partials, scratch)
+
+        return run
+
+    jobs = [[job(first, count, scratch) for scratch in memory.scratch] for first, count in passes]
+
+    # The default keeps alive what compiled code knows by address only.
+    def decode(
+        _alive: tuple[Any, ...] = (q, k_view, v_view, k_seen, v_seen, table, visible, out, lse, sinks, memory),
+    ) -> None:
+        bad = count_invalid(lengths, batch, query_len, width, where, limits)
+        if bad:
+            invalid[0] += bad
+        if gather is not None:
+            gather()
+        for (first, count), (mine, *others) in zip(passes, jobs, strict=True):
+            tokens = plan_rows(plan, first, count, lengths, query_len, width, limits, heads, v_dim, io)
+            helpers = min(len(others), tokens * token_bytes // _BYTES_PER_THREAD)
+            for i in range(helpers):
+                helper(i).start(others[i])
+            mine()
+            if helpers:
+                wait_for_items(plan)
+
+    return decode
+
+
+def paged_decode(
+    q: Float32,
+    k_view: Array,
+    v_view: Array,
+    table: Int32,
+    visible: Int32,
+    out: Float32,
+    lse: Float32,
+    invalid: Int32,
+    *,
+    table_len: int,
+    first_block: int,
+    num_blocks: int,
+    block_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Float32 | None = None,
+    path: Literal["direct", "gather"] = "direct",
+    threads: int | None = None,
+) -> None:
+    """Attention of ``T`` queries a sequence over paged KV.
+
+    Query ``t`` of sequence ``b`` sees the first ``n = visible[b] - (T - 1 - t)`` keys, with a window only those from
+    ``n - window`` on; ``n <= 0`` gives a row of zeros and a log-sum-exp of -inf. A visible block that the pool does
+    not hold is never read: its keys and values are zero and take part in the softmax. Scores, weights and sums are
+    float32. The bits of a row depend on its query, its keys and values, and nothing else: not on other rows, T, block
+    size, strides, table width, threads or path.
+
+    Args:
+        q: float32 ``[B, T, Hq, Dk]``, contiguous.
+        k_view: ``[NB, BS, Hkv, Dk]``, float32 or uint16 (bfloat16 bits), any strides.
+        v_view: ``[NB, BS, Hkv, Dv]``, same dtype; may be the first columns of ``k_view``.
+        table: int32 ``[B, width]``, any strides; entries past the visible range are not read.
+        visible: int32 ``[B]``, keys that a sequence's last query sees.
+        out: float32 ``[B, T, Hq, Dv]``, contiguous; every row is written.
+        lse: float32 ``[B, T, Hq]``, contiguous; natural logarithm of the softmax denominator, written.
+        invalid: int32 ``[1]``; the number of (sequence, column) pairs in a visible range that hold no block is added.
+        table_len: columns of the table that are blocks; visible keys beyond them count as invalid blocks.
+        first_block: lowest block id that may be read (1 with a sink block, else 0).
+        num_blocks: ids from here on are invalid.
+        block_size: tokens per block.
+        scale: factor on ``q . k``.
+        window: number of keys a query sees at most, itself included.
+        softcap: ``c`` in ``score = c * tanh(score / c)``, applied after the scale.
+        sinks: float32 ``[Hq]``, one more score per head in the denominator; it is part of ``lse``, so give it to one
+        part only of
+            a result that is merged by log-sum-exp.
+        path: ``"direct"`` reads the pool in place; ``"gather"`` first copies the visible rows to contiguous memory.
+        threads: at most this many threads (default: the CPUs this process may use); small calls use one.
+    """
+    prepare(
+        q,
+        k_view,
+        v_view,
+        table,
+        visible,
+        out,
+        lse,
+        invalid,
+        table_len=table_len,
+        first_block=first_block,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        path=path,
+        threads=threads,
+    )()
+
+
+def warm(group: int, dim: int, dtype: Literal["float32", "bfloat16"]) -> None:
+    """Compile what a call of this geometry uses, or load it from the disk cache: run one small call of it."""
+    storage = np.zeros((1, 1, 1, dim), np.float32 if dtype == "float32" else np.uint16)
+    result = np.zeros((1, 1, group, dim), np.float32)
+    paged_decode(
+        result.copy(),
+        storage,
+        storage,
+        np.zeros((1, 1), np.int32),
+        np.ones(1, np.int32),
+        result,
+        np.zeros((1, 1, group), np.float32),
+        np.zeros(1, np.int32),
+        table_len=1,
+        first_block=0,
+        num_blocks=1,
+        block_size=1,
+        scale=1.0,
+    )
