@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from forebay.specs.clauses import catalogue
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from forebay.specs.clauses import Catalogue, Clause, Tolerance, catalogue, parse, version_key
 from forebay.specs.errors import InvalidInput
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from forebay.runtime.cli.app import main
 from forebay.runtime.settings import Settings
 
