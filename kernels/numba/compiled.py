@@ -40,12 +40,17 @@ float32: Final = cast("Callable[[Any], float]", np.float32)
 
 
 def compiled(function: F) -> F:
-    """Compile on first call, keep the machine code on disk, release the GIL while it runs.
+    """Compile a function that Python calls, keep the machine code on disk, release the GIL while it runs.
 
     Division follows C (no Python exception), and floating point is never reassociated: the order of operations is the
     contract.
     """
     return cast("F", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def inner(function: F) -> F:
+    """Compile a function that compiled code calls; with no place of its own in the disk cache, it cannot be stale."""
+    return cast("F", numba.njit(error_model="numpy")(function))
 
 
 def emitted(function: Callable[..., Any]) -> Any:

@@ -24,7 +24,7 @@ from .address import (
     store_i64,
     store_u32,
 )
-from .compiled import SOURCES, compiled, float32, int64, uint32
+from .compiled import SOURCES, compiled, float32, inner, int64, uint32
 from .decode_plan import (
     BEGIN,
     DONE,
@@ -52,7 +52,7 @@ ENTRIES = TILE * 8
 """Bytes of one row table; there are four: K rows, K steps, V rows, V steps."""
 
 
-@compiled
+@inner
 def place_query(query: int, q: int, heads: int, dim: int, padded: int, scale: float, paired: bool) -> None:
     """Scale one query ``[heads, dim]`` into vectors ``[heads, padded]``, zero beyond ``dim``."""
     clear_bytes(query, heads * padded * 4)
@@ -62,7 +62,7 @@ def place_query(query: int, q: int, heads: int, dim: int, padded: int, scale: fl
             store_f32(query + (h * padded + element_place(d, paired)) * 4, value)
 
 
-@compiled
+@inner
 def form_rows(
     tables: int, tile: int, low: int, high: int, row: int, table: Table, limits: Limits, k: View, v: View, zeros: int
 ) -> None:
@@ -84,7 +84,7 @@ def form_rows(
         store_i64(tables + 3 * ENTRIES + t * 8, v_step)
 
 
-@compiled
+@inner
 def bring_rows(
     rows: int, low: int, high: int, view: View, heads: int, dim: int, padded: int, target: int, zeros: int
 ) -> None:
@@ -109,7 +109,7 @@ def bring_rows(
         store_i64(rows + ENTRIES + t * 8, padded * 4)
 
 
-@compiled
+@inner
 def soften_tile(
     scores: int, low: int, high: int, heads: int, cap: float, maxima: int, weights: int, scales: int
 ) -> None:
@@ -173,23 +173,28 @@ def build(dim: int, group: int, bf16: int) -> Any:
             for h in range(heads):
                 store_f32(maxima + h * 4, float32(-np.inf))
             place_query(query, io[0] + row * heads * k_dim * 4, heads, k_dim, k_padded, scales[0], k[5] == 2)
-            for tile in range(begin // TILE * TILE, end, TILE):
+            first = begin // TILE * TILE
+            here, ahead = tables, tables + 4 * ENTRIES
+            form_rows(here, first, begin - first, end - first, row // query_len, table, limits, k, v, zeros)
+            for tile in range(first, end, TILE):
                 low, high = max(begin - tile, 0), min(end - tile, TILE)
-                form_rows(tables, tile, low, high, row // query_len, table, limits, k, v, zeros)
+                form_rows(ahead, tile + TILE, 0, end - tile - TILE, row // query_len, table, limits, k, v, zeros)
                 if dim == 0:
-                    bring_rows(tables, low, high, k, kv_heads, k_dim, k_padded, k_rows, zeros)
-                    bring_rows(tables + 2 * ENTRIES, low, high, v, kv_heads, v_dim, v_padded, v_rows, zeros)
+                    bring_rows(here, low, high, k, kv_heads, k_dim, k_padded, k_rows, zeros)
+                    bring_rows(here + 2 * ENTRIES, low, high, v, kv_heads, v_dim, v_padded, v_rows, zeros)
                 for t in range(low // tokens * tokens, high, tokens):
                     for h in range(kv_heads):
-                        key, step = tables + t * 8, tables + ENTRIES + t * 8
+                        key, step, value = here + t * 8, here + ENTRIES + t * 8, here + 2 * ENTRIES + t * 8
                         q_at, to = query + h * groups * k_padded * 4, scores + (h * groups * TILE + t) * 4
                         if dim == 0:
                             for g in range(groups):
-                                score_tokens(key, step, h, q_at + g * k_padded * 4, to + g * TILE * 4, k_padded, 1, 0)
+                                score_tokens(
+                                    key, step, h, q_at + g * k_padded * 4, to + g * TILE * 4, value, k_padded, 1, 0
+                                )
                         else:
-                            score_tokens(key, step, h, q_at, to, dim, group, bf16)
+                            score_tokens(key, step, h, q_at, to, value, dim, group, bf16)
                 soften_tile(scores, low, high, heads, scales[1], maxima, weights, shrink)
-                value, step = tables + 2 * ENTRIES, tables + 3 * ENTRIES
+                value, step = here + 2 * ENTRIES, here + 3 * ENTRIES
                 for h in range(kv_heads):
                     to, w, s = sums + h * groups * v_padded * 4, scores + h * groups * TILE * 4, shrink + h * groups * 4
                     if dim == 0:
@@ -203,12 +208,14 @@ def build(dim: int, group: int, bf16: int) -> Any:
                                 to + g * v_padded * 4,
                                 w + g * TILE * 4,
                                 s + g * 4,
+                                ahead,
                                 v_padded,
                                 1,
                                 0,
                             )
                     else:
-                        add_values(value, step, h, low, high, to, w, s, dim, group, bf16)
+                        add_values(value, step, h, low, high, to, w, s, ahead, dim, group, bf16)
+                here, ahead = ahead, here
             if finish_item(plan, index):
                 merge_row(plan, index, row, shape, k[5] == 2, io, partials)
             atomic_add_i64(plan + DONE, int64(1))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from .address import atomic_add_i64, clear_bytes, exchange_i64, load_f32, load_i32, load_i64, store_f32, store_i64
-from .compiled import SOURCES, compiled, float32, int64
+from .compiled import SOURCES, compiled, float32, inner, int64
 from .row_loops import Vector, load_int
 
 SPLIT: Final = 512
@@ -45,7 +45,7 @@ LEFT: Final = 32
 ROW_BYTES: Final = 40
 
 
-@compiled
+@inner
 def row_plan(plan: int, row: int) -> int:
     """Address of the plan of ``row``."""
     return plan + HEAD_BYTES + row * ROW_BYTES
@@ -101,7 +101,7 @@ def plan_rows(
     return tokens
 
 
-@compiled
+@inner
 def claim_item(plan: int) -> int:
     """The next item that no thread has taken, or -1. The count is read after the claim, so it belongs to the same
     plan."""
@@ -109,7 +109,7 @@ def claim_item(plan: int) -> int:
     return item if item < atomic_add_i64(plan + ITEMS, int64(0)) else int64(-1)
 
 
-@compiled
+@inner
 def finish_item(plan: int, index: int) -> bool:
     """Note that an item of row ``index`` is done; true for the row's last one."""
     return bool(atomic_add_i64(row_plan(plan, index) + LEFT, int64(-1)) == 1)
@@ -143,7 +143,7 @@ def count_invalid(
     return invalid
 
 
-@compiled
+@inner
 def find_row(plan: int, rows: int, item: int) -> int:
     """The row that ``item`` belongs to."""
     low, high = 0, rows - 1
@@ -156,13 +156,13 @@ def find_row(plan: int, rows: int, item: int) -> int:
     return low
 
 
-@compiled
+@inner
 def element_place(d: int, paired: bool) -> int:
     """Where element ``d`` of a row lies in vectors: bfloat16 rows hold the evens, then the odds of each 32."""
     return (d // 32) * 32 + (d % 32) // 2 + 16 * (d % 2) if paired else d
 
 
-@compiled
+@inner
 def merge_row(plan: int, index: int, row: int, shape: Shape, paired: bool, io: Io, partials: Partials) -> None:
     """Merge the splits of one row in their order and write its output and log-sum-exp (natural logarithm).
 
@@ -207,7 +207,7 @@ def merge_row(plan: int, index: int, row: int, shape: Shape, paired: bool, io: I
         store_f32(io[2] + (row * heads + h) * 4, float32((peak + math.log2(total)) * math.log(2.0)))
 
 
-@compiled
+@inner
 def power_of_two(x: float, peak: float) -> float:
     """``2**(x - peak)`` in float32; 1 where the two are equal, infinities included."""
     return float32(1.0) if x == peak else float32(math.exp((float(x) - float(peak)) * math.log(2.0)))

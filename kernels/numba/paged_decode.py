@@ -79,7 +79,7 @@ class _Memory:
             heads * k_padded * 4,
             heads * TILE * 4,
             heads * 4,
-            4 * ENTRIES,
+            8 * ENTRIES,
             TILE * kv_heads * k_padded * 4,
             TILE * kv_heads * v_padded * 4,
             max(k_padded, v_padded) * 4,

@@ -21,7 +21,7 @@ from .address import (
     store_u16,
     store_u32,
 )
-from .compiled import SOURCES, compiled, int32, int64, uint16, uint32
+from .compiled import SOURCES, compiled, inner, int32, int64, uint16, uint32
 
 View = tuple[int, int, int, int, int, int]
 """Strided KV memory: address, bytes per step along block (or row), token, head and d, bytes per element."""
@@ -33,14 +33,14 @@ INVALID_SLOT: Final = -2
 """What a table entry or position that names no live row becomes: a slot that every door drops and counts."""
 
 
-@compiled
+@inner
 def load_int(vector: Vector, index: int) -> int:
     """Element ``index`` of an ``int32`` or ``int64`` vector, as 64 bits."""
     address = vector[0] + index * vector[1]
     return load_i64(address) if vector[2] == 8 else int64(load_i32(address))
 
 
-@compiled
+@inner
 def bf16_from_f32_bits(bits: int) -> int:
     """bfloat16 bits nearest to float32 bits, ties to even; a NaN stays a NaN and becomes quiet."""
     bits = uint32(bits)
@@ -50,7 +50,7 @@ def bf16_from_f32_bits(bits: int) -> int:
     return uint16(uint32(bits + half) >> uint32(16))
 
 
-@compiled
+@inner
 def copy_vector(
     target: int, target_step: int, target_size: int, source: int, source_step: int, source_size: int, n: int
 ) -> None:
@@ -73,7 +73,7 @@ def copy_vector(
             store_u32(target + i * target_step, uint32(load_u16(source + i * source_step)) << uint32(16))
 
 
-@compiled
+@inner
 def clear_vector(target: int, target_step: int, target_size: int, n: int) -> None:
     """Set ``n`` strided elements to zero."""
     if target_step == target_size:
@@ -86,13 +86,13 @@ def clear_vector(target: int, target_step: int, target_size: int, n: int) -> Non
             store_u16(target + i * target_step, uint16(0))
 
 
-@compiled
+@inner
 def row_address(view: View, block_size: int, slot: int) -> int:
     """Address of head 0 of the row at ``slot``."""
     return view[0] + (slot // block_size) * view[1] + (slot % block_size) * view[2]
 
 
-@compiled
+@inner
 def copy_row(target: int, target_view: View, source: int, source_view: View, heads: int, dim: int) -> None:
     """Copy all heads of one row; only the head and d strides of the views are used."""
     packed = target_view[3] == dim * target_view[4] and source_view[3] == dim * source_view[4]
@@ -103,7 +103,7 @@ def copy_row(target: int, target_view: View, source: int, source_view: View, hea
         copy_vector(at, target_view[4], target_view[5], of, source_view[4], source_view[5], dim)
 
 
-@compiled
+@inner
 def clear_row(target: int, target_view: View, heads: int, dim: int) -> None:
     """Zero all heads of one row."""
     for h in range(heads):

@@ -50,7 +50,16 @@ def _groups(heads: int) -> list[range]:
 
 @emitted
 def score_tokens(
-    _typing: Any, _rows: Any, _steps: Any, _head: Any, _query: Any, _scores: Any, dim: Any, heads: Any, bf16: Any
+    _typing: Any,
+    _rows: Any,
+    _steps: Any,
+    _head: Any,
+    _query: Any,
+    _scores: Any,
+    _ahead: Any,
+    dim: Any,
+    heads: Any,
+    bf16: Any,
 ) -> Any:
     """``scores[g, p] = query[g] . rows[p]`` for the next tokens ``p`` (see :func:`tokens_at_once`) and query heads
     ``g``.
@@ -63,8 +72,14 @@ def score_tokens(
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         lanes = Lanes(builder)
-        rows, steps, head, query, scores = args[:5]
-        size = _constant_or(args[5], dim)
+        rows, steps, head, query, scores, ahead = args[:6]
+        size = _constant_or(args[6], dim)
+        if isinstance(dim, types.IntegerLiteral):
+            for p in tokens:
+                lanes.prefetch(
+                    _row(lanes, ahead, lanes.offset(ahead, TILE, size=8), head, int64(p)),
+                    dim.literal_value * (2 if is_bf16 else 4),
+                )
         at = [_row(lanes, rows, steps, head, int64(p)) for p in tokens]
         per_load = BF16_LANES if is_bf16 else LANES
         for group in _groups(g_count):
@@ -81,7 +96,7 @@ def score_tokens(
             _store_totals(lanes, [[builder.load(sums[g, p]) for p in tokens] for g in group], scores, group)
         return context.get_dummy_value()
 
-    return types.void(I, I, I, I, I, dim, heads, bf16), generate
+    return types.void(I, I, I, I, I, I, dim, heads, bf16), generate
 
 
 def _store_totals(lanes: Lanes, sums: list[list[Any]], scores: Any, group: range) -> None:
@@ -107,6 +122,7 @@ def add_values(
     _sums: Any,
     _weights: Any,
     _scales: Any,
+    _ahead: Any,
     dim: Any,
     heads: Any,
     bf16: Any,
@@ -120,8 +136,8 @@ def add_values(
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         lanes = Lanes(builder)
-        rows, steps, head, first, stop, sums, weights, scales = args[:8]
-        size = _constant_or(args[8], dim)
+        rows, steps, head, first, stop, sums, weights, scales, ahead = args[:9]
+        size = _constant_or(args[9], dim)
         width = _VECTORS_AT_ONCE * LANES if isinstance(dim, types.IntegerLiteral) else BF16_LANES
         row_bytes = width * (2 if is_bf16 else 4)
         for group in _groups(g_count):
@@ -137,6 +153,13 @@ def add_values(
                         held[g, u] = (address, cgutils.alloca_once_value(builder, start))
                 with cgutils.for_range_slice(builder, first, stop, int64(1)) as (token, _):
                     row = lanes.index(_row(lanes, rows, steps, head, token), loop.index, size=row_bytes)
+                    if isinstance(dim, types.IntegerLiteral) and group.start == 0:
+                        nxt = lanes.index(
+                            _row(lanes, ahead, lanes.offset(ahead, TILE, size=8), head, token),
+                            loop.index,
+                            size=row_bytes,
+                        )
+                        lanes.prefetch(nxt, row_bytes)
                     places = [lanes.offset(row, byte, size=1) for byte in range(0, row_bytes, 64)]
                     values = [value for place in places for value in lanes.load_kv(place, bf16=is_bf16)]
                     for g in group:
@@ -149,7 +172,7 @@ def add_values(
                     lanes.store(builder.load(cell), address)
         return context.get_dummy_value()
 
-    return types.void(I, I, I, I, I, I, I, I, dim, heads, bf16), generate
+    return types.void(I, I, I, I, I, I, I, I, I, dim, heads, bf16), generate
 
 
 @emitted
