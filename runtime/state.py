@@ -17,7 +17,18 @@ from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
 
-RECEIPT_FIELDS: Final = ("token", "position", "visible", "epoch", "limit", "seed", "table", "stop", "accepted", "next_token")
+RECEIPT_FIELDS: Final = (
+    "token",
+    "position",
+    "visible",
+    "epoch",
+    "limit",
+    "seed",
+    "table",
+    "stop",
+    "accepted",
+    "next_token",
+)
 """Columns of a receipt, int32: what the row consumed, then whether it acted, then what it emitted."""
 
 CONSUMED: Final = RECEIPT_FIELDS[:8]
@@ -76,9 +87,7 @@ class DeviceState:
         self.slots = slots
         self.table_len = table_len
         self.max_stop = max_stop
-        self.scalars = {
-            name: backend.buffer(f"slot.{name}", np.full(slots, IDLE[name], np.int32)) for name in SCALARS
-        }
+        self.scalars = {name: backend.buffer(f"slot.{name}", np.full(slots, IDLE[name], np.int32)) for name in SCALARS}
         self.table = backend.buffer("slot.table", np.zeros((slots, table_len + 1), np.int32))
         self.stop = backend.buffer("slot.stop", np.full((slots, max_stop), NO_STOP, np.int32))
         self.table_weights = backend.buffer("digest.table", digest_weights(table_len)[None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numba
@@ -65,7 +65,7 @@ class CpuDriver(Driver):
     def _set_threads(self) -> None:
         # numba's first use of its OpenMP layer resets torch's thread count, so numba is started first (set_num_threads starts it).
         wanted = self._threads or torch.get_num_threads()
-        numba.set_num_threads(min(wanted, numba.config.NUMBA_NUM_THREADS))
+        numba.set_num_threads(min(wanted, numba.get_num_threads()))
         torch.set_num_threads(wanted)
 
     @property
@@ -159,7 +159,7 @@ class CpuDriver(Driver):
         with recorder.pause():
             for buffer, x in values:
                 target = buffer.handle[: x.shape[0]] if x.dim() else buffer.handle
-                recorder.tape.operations.append(lambda target=target, x=x: target.copy_(x))
+                recorder.tape.operations.append(partial(_copy_into, target, x))
         return emits
 
     @torch.no_grad()
@@ -228,19 +228,22 @@ class CpuDriver(Driver):
         """Copy rows of every layer by the numba door; the first layer counts what is dropped."""
         source, target = self._slots(pool, src), self._slots(pool, dst)
         for layer in range(pool.geometry.num_layers):
-            views, first, num_slots = self._door(pool, layer)
             count = pool.dropped_buffer.handle if layer == 0 else self._empty((1,), torch.int32)
-            self._issue(
-                lambda views=views, count=count, first=first, num_slots=num_slots: rows.prepare_copy_rows(
-                    views[0],
-                    None if pool.layout == "LATENT" else views[1],
-                    _bits_of(source),
-                    _bits_of(target),
-                    _bits_of(count),
-                    first_slot=first,
-                    num_slots=num_slots,
-                )
-            )
+            self._issue(partial(self._prepare_copy, pool, layer, source, target, count))
+
+    def _prepare_copy(
+        self, pool: Pool, layer: int, source: Tensor, target: Tensor, count: Tensor
+    ) -> Callable[[], None]:
+        views, first, num_slots = self._door(pool, layer)
+        return rows.prepare_copy_rows(
+            views[0],
+            None if pool.layout == "LATENT" else views[1],
+            _bits_of(source),
+            _bits_of(target),
+            _bits_of(count),
+            first_slot=first,
+            num_slots=num_slots,
+        )
 
     def paged_decode(self, call: DecodeCall) -> tuple[Tensor, Tensor | None]:
         """Attention by the numba kernel in float32; the output is rounded to q's dtype."""
@@ -341,7 +344,8 @@ class CpuDriver(Driver):
     def _slots(self, pool: Pool, loc: WriteLoc) -> Tensor:
         """Flat int32 slots of a location; a table is lowered on the device."""
         if loc.ids is not None:
-            return loc.ids.contiguous()
+            flat: Tensor = loc.ids.contiguous()
+            return flat
         if loc.table is None or loc.positions is None or loc.table_len is None:
             raise InvalidInput("WriteLoc: neither ids nor a table with positions")
         table, positions, table_len = loc.table.array, loc.positions.contiguous(), loc.table_len
@@ -365,7 +369,12 @@ def _bits_of(x: Tensor) -> HostArray:
     if x.dtype == torch.bfloat16:
         bits: HostArray = x.view(torch.int16).numpy().view(np.uint16)
         return bits
-    return x.numpy()
+    whole: HostArray = x.numpy()
+    return whole
+
+
+def _copy_into(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
 
 
 def _value_of(x: Tensor) -> HostArray:

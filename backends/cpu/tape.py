@@ -45,7 +45,14 @@ HOST_READS: Final = frozenset(
     )
 )
 DATA_DEPENDENT: Final = frozenset(
-    ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select", "aten::unique_dim")
+    (
+        "aten::_local_scalar_dense",
+        "aten::nonzero",
+        "aten::equal",
+        "aten::is_nonzero",
+        "aten::masked_select",
+        "aten::unique_dim",
+    )
 )
 
 
@@ -76,7 +83,9 @@ class HostReadGuard(TorchFunctionMode):
         if not self._recorder.paused:
             name = resolve_name(func)
             if name in HOST_READS:
-                raise CaptureViolation(f"host read of a device value by {name} while capturing Segment {self._recorder.segment}")
+                raise CaptureViolation(
+                    f"host read of a device value by {name} while capturing Segment {self._recorder.segment}"
+                )
         return func(*args, **(kwargs or {}))
 
 
@@ -84,7 +93,7 @@ class Recorder(TorchDispatchMode):
     """Records the torch operations of one Segment onto a tape, and refuses what a captured step may not do (clause C2)."""
 
     def __init__(self, segment: str, declared: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.segment = segment
         self.tape = Tape()
         self.paused = False
@@ -143,11 +152,18 @@ class Recorder(TorchDispatchMode):
         for x in inputs:
             if _storage(x) not in self._known:
                 raise CaptureViolation(
-                    f"{name} uses an array of shape {list(x.shape)} that no declared Buffer holds (closed over, or made on the host) {where}"
+                    f"{name} uses an array of shape {list(x.shape)} that no declared Buffer holds "
+                    f"(closed over, or made on the host) {where}"
                 )
 
     def _record(
-        self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], fresh: list[Tensor], outputs: list[Tensor]
+        self,
+        func: Any,
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        fresh: list[Tensor],
+        outputs: list[Tensor],
     ) -> None:
         for x in fresh:
             self.adopt(x)
@@ -167,7 +183,7 @@ class Recorder(TorchDispatchMode):
 def _storage(x: Tensor) -> int:
     """Identity of the memory behind a tensor; cast away torch-function handling, which would refuse it as a host read."""
     with torch._C.DisableTorchFunction():  # noqa: SLF001  (the documented way to reach a tensor under a function mode)
-        return x.untyped_storage()._cdata  # noqa: SLF001
+        return int(x.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def _out_form(func: Any) -> Any | None:

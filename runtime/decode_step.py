@@ -1,0 +1,80 @@
+"""The decode step as a Segment: embedding, slots, attention, choice of the token, advance and retirement, all on the device (C4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from forebay.specs.backend import Backend
+from forebay.specs.dtypes import Array
+from forebay.specs.pool import Pool
+from forebay.specs.segment import Buffer, Segment
+from forebay.specs.write_loc import IDLE_POSITION, BlockTable, WriteLoc
+
+from .models.llama import KVContext, Llama
+from .state import BucketRows, DeviceState
+
+
+def decode_segment(
+    model: Llama, pool: Pool, state: DeviceState, bucket: int, path: str, *, emit_logits: bool = False
+) -> Segment:
+    """One step over the first ``bucket`` slots.
+
+    Emits ``receipt`` int32 ``[bucket, len(RECEIPT_FIELDS)]`` and, for comparisons of bits, ``logits [bucket, vocab]``.
+    """
+
+    def step(b: Backend) -> tuple[Mapping[Buffer, Array], Mapping[str, Array]]:
+        xp = b.xp
+        rows = BucketRows.load(b, state, bucket)
+        accepted = _rows_that_check(b, rows, pool)
+        position = xp.where(accepted, rows.position, IDLE_POSITION)
+        table = BlockTable(rows.table, physical=True)
+        context = KVContext(
+            pool=pool,
+            loc=WriteLoc.paged(table, position, table_len=state.table_len),
+            table=table,
+            table_len=state.table_len,
+            visible=xp.where(accepted, rows.visible, 0),
+            batch=bucket,
+            path=path,
+        )
+        hidden = model.forward(b, xp.where(accepted, rows.token, 0), position, context)
+        logits = model.logits(b, hidden)
+        next_token = xp.argmax(logits)
+        updates = _advance(b, state, rows, accepted, next_token)
+        emits = {"receipt": rows.receipt(b, accepted, next_token)}
+        return updates, emits | ({"logits": logits} if emit_logits else {})
+
+    return Segment(
+        "decode",
+        step,
+        key=(bucket, state.table_len, path, pool.geometry.dtype, pool.generation),
+        reads=(*model.buffers, *state.reads),
+        updates=state.updates,
+        pools=(pool,),
+    )
+
+
+def _rows_that_check(b: Backend, rows: BucketRows, pool: Pool) -> Array:
+    """Device truth (clause C5a): bool ``[B]``, true where stamp, visible, limit and page all fit the row's position."""
+    xp, g = b.xp, pool.geometry
+    width = xp.shape(rows.table)[1]
+    column = xp.clip(rows.position // g.block_size, 0, width - 1)
+    page = xp.take_along(rows.table, xp.reshape(column, (-1, 1)))[:, 0]
+    live = (rows.position >= 0) & (rows.stamp == rows.epoch) & (rows.visible == rows.position + 1)
+    return live & (rows.position < rows.limit) & (page >= pool.first_block) & (page < g.num_blocks)
+
+
+def _advance(
+    b: Backend, state: DeviceState, rows: BucketRows, accepted: Array, next_token: Array
+) -> dict[Buffer, Array]:
+    """Feed the token back and move on; a row that reached its limit or a stop token retires (position -1)."""
+    xp = b.xp
+    stops = xp.astype(rows.stop == xp.reshape(next_token, (-1, 1)), "int32")
+    stopped = xp.sum(stops)[:, 0] > 0
+    retires = accepted & ((rows.position + 1 >= rows.limit) | stopped)
+    moved = xp.where(accepted, rows.position + 1, rows.position)
+    return {
+        state.scalars["token"]: xp.where(accepted, next_token, rows.token),
+        state.scalars["position"]: xp.where(retires, IDLE_POSITION, moved),
+        state.scalars["visible"]: xp.where(retires, 0, xp.where(accepted, rows.visible + 1, rows.visible)),
+    }

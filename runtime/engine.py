@@ -1,0 +1,409 @@
+"""A greedy engine over B slots: requests start and end at any step, prompts are prefilled through the pool's own doors.
+
+Three arms give the same tokens: *eager* (the host supplies ids, position and slot each step), *hostfree* (the decode Segment,
+run) and *captured* (the same Segment, replayed). Between two steps the engine admits requests, grows block tables, and releases
+the tokens whose receipts checked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from forebay.specs.backend import Backend
+from forebay.specs.errors import DeviceLost, ForebayError, InvalidInput
+from forebay.specs.geometry import KVGeometry
+from forebay.specs.segment import Ticket
+
+from .allocator import BlockAllocator
+from .decode_step import decode_segment
+from .forward import HostForward
+from .lanes import CaptureMode, Lanes
+from .ledger import Ledger, Mismatch, Release
+from .model import Model
+from .models.llama import LoadProgress
+from .request import GenerationResult, Prompt, Request, prompt_token_ids
+from .sampling import SamplingParams
+from .settings import Settings
+from .state import DeviceState, SlotState
+
+MAX_STOP_TOKENS = 8
+MAX_RESEEDS = 3
+DEFAULT_POOL_BYTES = 4 << 30
+"""A pool sized by default holds every slot at full length, or this much if that is less."""
+
+
+class Engine:
+    """Decodes requests of one model on one backend.
+
+    Arguments that are None come from ``settings`` (resolved from file and environment when that is None too).
+
+    Args:
+        model: from ``load_model``.
+        backend: from ``open_backend``; stays open when the engine closes.
+        capture: ``off`` (hostfree), ``auto`` or ``required``.
+        arm: ``eager``, ``hostfree`` or ``captured``; overrides ``capture``.
+        attention: ``direct`` or ``gather``.
+        slots: sequences decoded at once.
+        block_size: tokens a KV block.
+        num_blocks: blocks of the pool, the sink included.
+        max_len: longest sequence, prompt and tokens made together.
+        kv_dtype: element type of the pool.
+        progress: called with (tensors done, tensors in all) while the weights are loaded.
+
+    Raises:
+        InvalidInput, InvalidSetting, InvalidLayout, Unsupported: before anything is put on the device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        *,
+        capture: str | None = None,
+        arm: str | None = None,
+        attention: str | None = None,
+        slots: int | None = None,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        max_len: int | None = None,
+        kv_dtype: str | None = None,
+        settings: Settings | None = None,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        given = {
+            "capture": capture,
+            "arm": arm,
+            "attention": attention,
+            "slots": slots,
+            "block_size": block_size,
+            "num_blocks": num_blocks,
+            "max_len": max_len,
+            "kv_dtype": kv_dtype,
+        }
+        base = Settings.resolve() if settings is None else settings
+        self.settings = base.override(**{key: value for key, value in given.items() if value is not None})
+        self.model = model
+        self.backend = backend
+        self.arm = self.settings.arm or ("hostfree" if self.settings.capture == "off" else "captured")
+        self._max_len = self._check_max_len()
+        geometry = self._geometry()
+        self._allocator = BlockAllocator(geometry.num_blocks)
+        self._pool = backend.create_pool(geometry)
+        self._llama = model.bind(backend, max_len=self._max_len, progress=progress)
+        self._table_len = -(-self._max_len // geometry.block_size)
+        self._device = DeviceState(backend, self.settings.slots, self._table_len, MAX_STOP_TOKENS)
+        self._ledger = Ledger(self._device)
+        path = self.settings.attention
+        self._forward = HostForward(backend, self._llama, self._pool, self._table_len, path)
+        self._lanes = Lanes(
+            backend,
+            lambda bucket: decode_segment(self._llama, self._pool, self._device, bucket, path),
+            self.settings.slots,
+            self._capture_mode(),
+            self.settings.max_rewarm,
+        )
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        self._epoch = 0
+        self._arrivals = 0
+        self._last_ticket: Ticket | None = None
+        self._counts = {"steps": 0, "eager_steps": 0, "tokens": 0, "prefills": 0, "reseeds": 0, "finished": 0}
+
+    def _capture_mode(self) -> CaptureMode:
+        if self.arm != "captured":
+            return "off"
+        return "required" if self.settings.capture == "required" else "auto"
+
+    def _check_max_len(self) -> int:
+        limit = self.model.config.max_position_embeddings
+        wanted = self.settings.max_len or limit
+        if wanted > limit:
+            raise InvalidInput(f"max_len: got {wanted}, the model {self.model.name!r} has {limit} positions")
+        return wanted
+
+    def _geometry(self) -> KVGeometry:
+        config, settings = self.model.config, self.settings
+        one = KVGeometry(
+            num_blocks=1,
+            block_size=settings.block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_layers=config.num_layers,
+            dtype=settings.kv_dtype or self.model.dtype,
+        )
+        one.check_query_heads(config.num_heads, f"model {self.model.name!r}")
+        full = settings.slots * -(-self._max_len // settings.block_size)
+        affordable = max(DEFAULT_POOL_BYTES // (one.layer_bytes * one.num_layers), 1)
+        return replace(one, num_blocks=settings.num_blocks or min(full, affordable) + 1)
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Free the traces, the pool, the state and the weights; the backend stays open."""
+        self._lanes.close()
+        self.backend.release(self._pool)
+        for buffer in (*self._llama.buffers, *self._device.buffers):
+            self.backend.release(buffer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- requests --------------------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_token: Callable[[Request, int], None] | None = None,
+    ) -> list[GenerationResult]:
+        """Finish every prompt; results come in the order of the prompts.
+
+        ``params`` is one for all, or one a prompt. ``on_token`` is called with each released token. Every prompt is checked before
+        any device work.
+
+        Raises:
+            InvalidInput: a bad prompt or parameter, or a request larger than the pool; nothing was started.
+        """
+        wanted = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = [params or SamplingParams()] * len(wanted) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(wanted):
+            raise InvalidInput(
+                f"generate: {len(wanted)} prompts and {len(each)} SamplingParams; give one, or one a prompt"
+            )
+        requests = [
+            self._checked(prompt, p, f"prompt {i}") for i, (prompt, p) in enumerate(zip(wanted, each, strict=True))
+        ]
+        self._waiting.extend(requests)
+        while any(r.finish_reason is None for r in requests):
+            for request, token in self.step():
+                if on_token is not None:
+                    on_token(request, token)
+        return [r.result(self.model.tokenizer) for r in requests]
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Queue one request; ``step`` works on it.
+
+        Raises: as :meth:`generate`.
+        """
+        request = self._checked(prompt, params or SamplingParams(), "prompt")
+        self._waiting.append(request)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def _checked(self, prompt: Prompt, params: SamplingParams, what: str) -> Request:
+        if not isinstance(params, SamplingParams):
+            raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
+        ids = prompt_token_ids(prompt, self.model.tokenizer, self.model.config, what)
+        stop = (() if params.ignore_eos else self.model.config.eos_token_ids) + params.stop_token_ids
+        stop = tuple(dict.fromkeys(stop))
+        if len(stop) > MAX_STOP_TOKENS:
+            raise InvalidInput(f"{what}: {len(stop)} stop tokens, at most {MAX_STOP_TOKENS}")
+        total, block_size = len(ids) + params.max_tokens, self._pool.geometry.block_size
+        if total > self._max_len:
+            raise InvalidInput(
+                f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens} are {total} tokens; max_len is {self._max_len}"
+            )
+        request = Request(self._arrivals, ids, params, stop)
+        needed, there = request.blocks_needed(block_size), self._pool.geometry.num_blocks - 1
+        if needed > there:
+            raise InvalidInput(
+                f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens} need {needed} blocks of {block_size} tokens; "
+                f"the pool has {there} ({self._pool.capacity} tokens); raise num_blocks or lower max_tokens"
+            )
+        self._arrivals += 1
+        return request
+
+    # -- one step --------------------------------------------------------------------------------------------------------
+    def step(self) -> list[tuple[Request, int]]:
+        """Admit what fits, do one decode step, and return the tokens that may be released now."""
+        released = self._admit()
+        if self.arm == "eager":
+            return released + self._eager_step()
+        active = self._ledger.active
+        if active:
+            self._grow_tables(active)
+            bucket = self._lanes.bucket_for(max(active))
+            self._last_ticket = self._lanes.step(bucket)
+            self._ledger.dispatched(self._last_ticket, bucket)
+            self._counts["steps"] += 1
+        behind = 0 if self._ledger.must_read_now or not self._ledger.active else self.settings.read_behind
+        for ticket, results in self._ledger.read(behind):
+            self._allocator.retire(ticket)
+            for result in results:
+                released += self._settle(result)
+        return released
+
+    def _settle(self, result: Release | Mismatch) -> list[tuple[Request, int]]:
+        request = self._running[result.slot]
+        if isinstance(result, Mismatch):
+            self._reseed(request, result.why)
+            return []
+        request.reseeds = 0
+        request.take(result.token)
+        self._counts["tokens"] += 1
+        if request.finish_reason is not None:
+            self._finish(request)
+        return [(request, result.token)]
+
+    def _admit(self) -> list[tuple[Request, int]]:
+        """Start waiting requests in order of arrival while a slot and all their blocks are there."""
+        released: list[tuple[Request, int]] = []
+        while self._waiting:
+            request, free_slots = self._waiting[0], self._free_slots()
+            if not free_slots or not self._has_blocks_for(request):
+                break
+            self._waiting.popleft()
+            request.slot = free_slots[0]
+            self._running[request.slot] = request
+            released += self._start(request)
+        return released
+
+    def _start(self, request: Request) -> list[tuple[Request, int]]:
+        """Prefill through the doors, release the first token, seed the slot."""
+        token = self._prefill(request, request.prompt)
+        request.take(token)
+        self._counts["tokens"] += 1
+        if request.finish_reason is not None:
+            self._finish(request)
+        else:
+            self._seed(request)
+        return [(request, token)]
+
+    def _prefill(self, request: Request, tokens: Sequence[int]) -> int:
+        self._hold_blocks(request, len(tokens))
+        self._counts["prefills"] += 1
+        return self._forward.prefill(tokens, request.blocks)
+
+    def _seed(self, request: Request) -> None:
+        """A request boundary: every per-slot input is seeded, each by itself (clause C6)."""
+        self._epoch += 1
+        slot = self._slot_of(request)
+        state = SlotState(
+            token=request.token_ids[-1],
+            position=len(request.prompt) + len(request.token_ids) - 1,
+            epoch=self._epoch,
+            limit=request.final_position,
+            seed=request.params.seed,
+            blocks=tuple(request.blocks),
+            stop=request.stop,
+        )
+        if self.arm != "eager":
+            self._device.seed(slot, state)
+            self._lanes.boundary()
+        self._ledger.seed(slot, state)
+
+    def _reseed(self, request: Request, why: str) -> None:
+        """A receipt did not match: release nothing, recompute the KV from the known tokens, seed again (clause C5c)."""
+        request.reseeds += 1
+        self._counts["reseeds"] += 1
+        if request.reseeds > MAX_RESEEDS:
+            error = DeviceLost(
+                f"request {request.index}: receipts did not match {request.reseeds} times in a row ({why})"
+            )
+            self._fail(request, error)
+            return
+        self._prefill(request, (*request.prompt, *request.token_ids[:-1]))
+        self._seed(request)
+
+    def _grow_tables(self, active: Sequence[int]) -> None:
+        """Give each row the block its next position needs; a changed table row is the only upload of a steady step."""
+        block_size = self._pool.geometry.block_size
+        for slot in active:
+            request = self._running[slot]
+            if self._ledger.next_position(slot) >= len(request.blocks) * block_size:
+                self._hold_blocks(request, self._ledger.next_position(slot) + 1)
+                self._ledger.grow(slot, tuple(request.blocks))
+                if self.arm != "eager":
+                    self._device.write_table(slot, self._ledger.state(slot))
+
+    def _eager_step(self) -> list[tuple[Request, int]]:
+        """The arm in which the host supplies ids, position and slot each step."""
+        active = self._ledger.active
+        if not active:
+            return []
+        self._grow_tables(active)
+        states = [self._ledger.state(slot) for slot in active]
+        tokens = self._forward.decode(states)
+        self._counts["steps"] += 1
+        self._counts["eager_steps"] += 1
+        released = []
+        for slot, token in zip(active, tokens, strict=True):
+            self._ledger.advance(slot, token)
+            released += self._settle(Release(slot, token, ended=False))
+        return released
+
+    # -- blocks and slots ------------------------------------------------------------------------------------------------
+    def _free_slots(self) -> list[int]:
+        return [s for s in range(self.settings.slots) if s not in self._running]
+
+    def _has_blocks_for(self, request: Request) -> bool:
+        """True if all blocks the request may ever need are free beyond what running requests may still take."""
+        size = self._pool.geometry.block_size
+        promised = sum(r.blocks_needed(size) - len(r.blocks) for r in self._running.values())
+        return request.blocks_needed(size) <= self._allocator.num_free - promised
+
+    def _hold_blocks(self, request: Request, tokens: int) -> None:
+        missing = -(-tokens // self._pool.geometry.block_size) - len(request.blocks)
+        if missing > 0:
+            request.blocks += self._allocator.allocate(missing)
+
+    def _slot_of(self, request: Request) -> int:
+        if request.slot is None:
+            raise InvalidInput(f"request {request.index} holds no slot")
+        return request.slot
+
+    def _finish(self, request: Request) -> None:
+        """Give slot and blocks back; the row has retired itself on the device."""
+        slot = self._slot_of(request)
+        self._ledger.drop(slot)
+        del self._running[slot]
+        self._allocator.free(request.blocks, after=self._last_ticket)
+        request.slot, request.blocks = None, []
+        self._counts["finished"] += 1
+
+    def _fail(self, request: Request, error: ForebayError) -> None:
+        request.error, request.finish_reason = error, "error"
+        if self.arm != "eager":
+            self._device.idle(self._slot_of(request))
+        self._finish(request)
+
+    # -- report ----------------------------------------------------------------------------------------------------------
+    def report(self) -> dict[str, Any]:
+        """Resolved configuration with sources, backend selection, counters, lanes and memory, as plain data."""
+        geometry = self._pool.geometry
+        return {
+            "configuration": self.settings.as_report(),
+            "arm": self.arm,
+            "backend": {
+                "name": self.backend.name,
+                "mode": self.backend.mode,
+                "source": self.backend.selection.source,
+                "origin": self.backend.selection.origin,
+                "considered": {c.name: c.passed_over for c in self.backend.selection.considered},
+                "info": self.backend.info,
+            },
+            "model": {"name": self.model.name, "dtype": self.model.dtype, "max_len": self._max_len},
+            "counters": self.backend.counters.as_dict(),
+            "engine": dict(self._counts),
+            "lanes": self._lanes.report(),
+            "memory": {
+                "layout": self._pool.layout,
+                "kv_dtype": geometry.dtype,
+                "kv_bytes": geometry.layer_bytes * geometry.num_layers,
+                "capacity_tokens": self._pool.capacity,
+                "blocks_free": self._allocator.num_free,
+                "blocks_allocated": self._allocator.num_allocated,
+                "blocks_in_flight": self._allocator.num_in_flight,
+                "weight_bytes": self.model.folder.weights.nbytes,
+            },
+        }

@@ -1,0 +1,144 @@
+"""What the host believes each slot holds, checked against the receipts of the device (clause C5)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from forebay.specs.dtypes import HostArray
+from forebay.specs.errors import StaleTrace
+from forebay.specs.segment import Ticket
+
+from .state import ACCEPTED, CONSUMED, NEXT_TOKEN, RECEIPT_FIELDS, DeviceState, SlotState
+
+
+@dataclass(frozen=True)
+class Release:
+    """A token whose receipt checked: ``slot`` consumed what it should have and emitted ``token``; ``ended``: the row retired."""
+
+    slot: int
+    token: int
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A receipt that does not match: nothing of this slot is released until it has been re-seeded. ``why`` names the fields."""
+
+    slot: int
+    why: str
+
+
+@dataclass(frozen=True)
+class _Dispatched:
+    """One step in flight: its ticket, and epoch and blocks of each slot when it was dispatched."""
+
+    ticket: Ticket
+    slots: dict[int, tuple[int, tuple[int, ...]]]
+
+
+@dataclass
+class _Entry:
+    """The ledger of one slot: the state its next *unread* step must consume, and how far steps were dispatched."""
+
+    state: SlotState
+    dispatched: int
+    first_step_unread: bool = True
+    ended: bool = False
+
+
+class Ledger:
+    """One entry a slot; it belongs to the slot, so buckets can change in the middle of a request."""
+
+    def __init__(self, device: DeviceState) -> None:
+        self._device = device
+        self._entries: dict[int, _Entry] = {}
+        self._pending: deque[_Dispatched] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Steps dispatched and not yet read."""
+        return len(self._pending)
+
+    @property
+    def active(self) -> list[int]:
+        """Slots whose next step may still act, in order."""
+        return sorted(s for s, e in self._entries.items() if not e.ended and e.dispatched < e.state.limit)
+
+    @property
+    def must_read_now(self) -> bool:
+        """True while a seed's first step is unread: it is checked at once, later ones may be read behind (clause C5d)."""
+        return any(e.first_step_unread and e.dispatched > e.state.position for e in self._entries.values())
+
+    def next_position(self, slot: int) -> int:
+        """Position the slot's next dispatched step will consume, for growing its table in time."""
+        return self._entries[slot].dispatched
+
+    def state(self, slot: int) -> SlotState:
+        """State the slot's next unread step must consume."""
+        return self._entries[slot].state
+
+    def seed(self, slot: int, state: SlotState) -> None:
+        """Take a slot into the ledger at a request boundary; receipts of older epochs no longer concern it."""
+        self._entries[slot] = _Entry(state, dispatched=state.position)
+
+    def grow(self, slot: int, blocks: tuple[int, ...]) -> None:
+        """The slot's table row has new blocks, from the next dispatched step on."""
+        entry = self._entries[slot]
+        entry.state = replace(entry.state, blocks=blocks)
+
+    def advance(self, slot: int, token: int) -> None:
+        """The eager arm's step: the host itself supplied what the row consumed, so there is no receipt to check."""
+        entry = self._entries[slot]
+        entry.ended = entry.state.ends_with(token)
+        entry.state = entry.state.advanced(token)
+        entry.dispatched += 1
+        entry.first_step_unread = False
+
+    def drop(self, slot: int) -> None:
+        """The slot has no request any more."""
+        self._entries.pop(slot, None)
+
+    def dispatched(self, ticket: Ticket, bucket: int) -> None:
+        """A step over the first ``bucket`` slots is on its way."""
+        slots = {s: (e.state.epoch, e.state.blocks) for s, e in self._entries.items() if s < bucket}
+        for slot in slots:
+            self._entries[slot].dispatched += 1
+        self._pending.append(_Dispatched(ticket, slots))
+
+    def read(self, lag: int) -> Iterator[tuple[Ticket, list[Release | Mismatch]]]:
+        """Read steps until at most ``lag`` are in flight; for each, what may be released and what does not match."""
+        while len(self._pending) > lag:
+            step = self._pending.popleft()
+            receipts = step.ticket.get()["receipt"]
+            yield step.ticket, [r for slot in range(len(receipts)) if (r := self._check(slot, step, receipts[slot]))]
+
+    def _check(self, slot: int, step: _Dispatched, receipt: HostArray) -> Release | Mismatch | None:
+        entry, sent = self._entries.get(slot), step.slots.get(slot)
+        if sent is None or entry is None or entry.ended or sent[0] != entry.state.epoch:
+            self._check_idle(slot, sent, entry, receipt)
+            return None
+        expected = self._device.expected_receipt(replace(entry.state, blocks=sent[1]))
+        got = dict(zip(RECEIPT_FIELDS, (int(x) for x in receipt), strict=True))
+        wrong = [f"{name} {got[name]} instead of {expected[name]}" for name in CONSUMED if got[name] != expected[name]]
+        if not receipt[ACCEPTED]:
+            wrong.append("the device did not accept the row")
+        if wrong:
+            return Mismatch(slot, f"slot {slot}: " + ", ".join(wrong))
+        token = int(receipt[NEXT_TOKEN])
+        entry.ended = entry.state.ends_with(token)
+        entry.state = entry.state.advanced(token)
+        entry.first_step_unread = False
+        return Release(slot, token, entry.ended)
+
+    def _check_idle(
+        self, slot: int, sent: tuple[int, tuple[int, ...]] | None, entry: _Entry | None, receipt: HostArray
+    ) -> None:
+        """A row the ledger holds idle must not have acted: it would have written KV somewhere."""
+        replaced = sent is not None and (entry is None or entry.state.epoch != sent[0])
+        if receipt[ACCEPTED] and not replaced:
+            raise StaleTrace(
+                f"slot {slot} is idle and the device ran it at position {int(receipt[RECEIPT_FIELDS.index('position')])}; "
+                "its memory can no longer be trusted"
+            )
