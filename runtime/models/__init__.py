@@ -1,1 +1,33 @@
-"""models"""
+"""Models: configuration, weights, tokenizer and the store that fetches known models by name.
+
+``resolve_model`` turns a name or path into a folder, ``open_model_folder`` reads and checks it; :mod:`.store` is the
+cache.
+"""
+
+from __future__ import annotations
+
+from .config import ModelConfig
+from .errors import ModelUnavailable
+from .llama_tensors import expected_tensors
+from .model_folder import ModelFolder, open_model_folder
+from .progress import Phase, ProgressCallback
+from .safetensors_folder import SafetensorsFolder
+from .store import ModelRecord, fetch, list_models, resolve_model
+from .tokenizer import TextStream, Tokenizer
+
+__all__ = [
+    "ModelConfig",
+    "ModelFolder",
+    "ModelRecord",
+    "ModelUnavailable",
+    "Phase",
+    "ProgressCallback",
+    "SafetensorsFolder",
+    "TextStream",
+    "Tokenizer",
+    "expected_tensors",
+    "fetch",
+    "list_models",
+    "open_model_folder",
+    "resolve_model",
+]

@@ -1,0 +1,104 @@
+"""Text to token ids and back, by the ``tokenizers`` library and the folder's ``tokenizer.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+
+from forebay.specs.errors import InvalidInput, InvalidModel
+
+from .config import ModelConfig
+from .json_fields import show
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """The tokenizer of one model."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """Wrap ``backend``; ``vocab_size`` is the model's, which may exceed the tokenizer's (padded embeddings)."""
+        self._backend = backend
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        # Both may be stored in tokenizer.json, and would cut a long prompt or lengthen a short one without a word.
+        backend.no_truncation()
+        backend.no_padding()
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: ModelConfig) -> Tokenizer:
+        """Read ``tokenizer.json`` of ``folder`` for the model of ``config``.
+
+        Raises :class:`InvalidModel` where the file is missing or corrupt, or has ids the model has no embedding for.
+        """
+        file = folder / TOKENIZER_FILE
+        if not file.is_file():
+            raise InvalidModel(f"{file}: no such file; a model folder needs it, copy or fetch the folder again")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise InvalidModel(f"{file}: not a valid tokenizer ({error}); copy or fetch the folder again") from error
+        largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 <= largest < config.vocab_size:
+            raise InvalidModel(
+                f"{file}: token ids go up to {largest}; the configuration's vocab_size {config.vocab_size} expects 0 "
+                f"to {config.vocab_size - 1}; tokenizer and weights do not belong together"
+            )
+        return cls(backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of ``text``; special tokens written in it count as such. Raises InvalidInput where it is no valid text."""
+        try:
+            return list(self._backend.encode(text).ids)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(f"text to encode is {show(text)}; expected a string of valid Unicode") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, special tokens included; bytes that are no valid UTF-8 come as U+FFFD.
+
+        Raises :class:`InvalidInput` where an id is not below ``vocab_size``.
+        """
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidInput(f"token id {token} to decode; expected 0 to {self.vocab_size - 1}")
+        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+
+    def stream(self) -> TextStream:
+        """A decoder for one request's tokens as they come."""
+        return TextStream(self)
+
+
+class TextStream:
+    """Decodes one request token by token: the pieces, and the rest from :meth:`finish`, join to ``decode`` of all tokens.
+
+    A character whose bytes are spread over several tokens is held back until it is whole. Each piece is decoded behind
+    the tokens of the piece before it, since decoders may treat the first token of a text differently.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes, ``""`` where it completes none."""
+        self._held.append(token)
+        piece = self._held_text()
+        if not piece or piece.endswith(_INCOMPLETE):
+            return ""
+        self._context, self._held = self._held, []
+        return piece
+
+    def finish(self) -> str:
+        """The text of what is held back, U+FFFD for what never became a character."""
+        piece = self._held_text()
+        self._context, self._held = self._held, []
+        return piece
+
+    def _held_text(self) -> str:
+        before = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._held)[len(before) :]

@@ -1,0 +1,142 @@
+"""The GGUF import: the same numbers, names and order of rows, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.runtime.models import ModelConfig, expected_tensors, open_model_folder
+from forebay.runtime.models.gguf_import import convert_gguf
+from forebay.runtime.models.gguf_tokenizer import tokenizer_from_gguf
+from forebay.runtime.models.progress import no_progress
+from forebay.specs.errors import InvalidModel, Unsupported
+from tests.models import tiny
+
+
+def convert(tmp_path: Path, tensors: tiny.Weights, **options: Any) -> Path:
+    source = tiny.write_gguf(tmp_path / "tiny.gguf", tensors, **options)
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    convert_gguf(source, folder, no_progress)
+    return folder
+
+
+def test_the_folder_holds_the_model_the_file_was_made_of(tmp_path: Path) -> None:
+    folder = convert(tmp_path, tiny.gguf_tensors(tiny.weights()))
+    model = open_model_folder(folder)
+    for name, values in tiny.weights().items():
+        np.testing.assert_array_equal(model.weights.tensor(name, values.shape), values)
+    original = tiny.write_folder(tmp_path / "original")
+    expected = ModelConfig.from_folder(original)
+    assert {**_fields(model.config), "source": "", "eos_token_ids": ()} == {
+        **_fields(expected),
+        "source": "",
+        "eos_token_ids": (),
+    }
+    assert model.config.eos_token_ids == (2,)
+    assert model.tokenizer.encode("<|start|>hello 42") == open_model_folder(original).tokenizer.encode(
+        "<|start|>hello 42"
+    )
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (tokenizer_config["eos_token"], tokenizer_config["chat_template"]) == ("<|stop|>", "{{ messages }}")
+
+
+def _fields(config: ModelConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__}
+
+
+def test_quantised_tensors_come_as_float32_within_their_step(tmp_path: Path) -> None:
+    folder = convert(tmp_path, tiny.gguf_tensors(tiny.weights()), quantise="blk.0.ffn_up.weight")
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = tiny.weights()[name]
+    read = open_model_folder(folder).weights.tensor(name, values.shape)
+    error = float(np.abs(read - values).max())
+    assert 0 < error <= 0.5 / 127 + 1e-3
+
+
+def test_an_output_product_of_its_own_is_untied(tmp_path: Path) -> None:
+    output = np.random.default_rng(1).uniform(-1, 1, (len(tiny.TOKENS), 64)).astype(np.float32)
+    folder = convert(tmp_path, tiny.gguf_tensors(tiny.weights()) | {"output.weight": output})
+    model = open_model_folder(folder)
+    assert not model.config.tie_word_embeddings
+    np.testing.assert_array_equal(model.weights.tensor("lm_head.weight", output.shape), output)
+
+
+def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    source = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()))
+    seen: list[tuple[int, int | None]] = []
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    convert_gguf(source, folder, lambda done, total, phase: seen.append((done, total)))
+    total = sum(4 * int(np.prod(shape)) for shape in expected_tensors(tiny.config()).values())
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_tensors_that_do_not_fit_the_metadata_are_refused(tmp_path: Path) -> None:
+    tensors = tiny.gguf_tensors(tiny.weights())
+    missing = {name: values for name, values in tensors.items() if name != "blk.1.attn_q.weight"}
+    with pytest.raises(InvalidModel, match=r"1 tensors are missing \(first: \['blk.1.attn_q.weight'\]\)"):
+        convert(tmp_path, missing)
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    with pytest.raises(InvalidModel, match=r"1 have no place in the model \(first: \['rope_freqs.weight'\]\)"):
+        convert(tmp_path, tiny.gguf_tensors(tiny.weights()) | extra)
+
+
+def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
+    wrong = {"output_norm.weight": np.ones(32, np.float32)}
+    with pytest.raises(InvalidModel, match=r"output_norm.weight has shape \[32\]; expected \[64\]"):
+        convert(tmp_path, tiny.gguf_tensors(tiny.weights()) | wrong)
+
+
+def test_rope_scaling_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="rope scaling 'yarn'; supported: 'none'"):
+        convert(tmp_path, tiny.gguf_tensors(tiny.weights()), rope_scaling="yarn")
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 200])
+def test_a_file_cut_short_is_refused(tmp_path: Path, length: int) -> None:
+    source = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()))
+    source.write_bytes(source.read_bytes()[:length])
+    with pytest.raises(InvalidModel, match=r"tiny.gguf: not a readable GGUF file"):
+        convert_gguf(source, tmp_path, no_progress)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": [*tiny.TOKENS[:-1], tiny.TOKENS[0]]}, "266 tokens, 265 different ones, 266 token types"),
+        ({"token_type": [1]}, "266 tokens, 266 different ones, 1 token types"),
+        ({"tokens": [], "token_type": []}, "0 tokens"),
+        ({"merges": ["h e", "zz y"]}, "merge 'zz y' has parts that are no tokens"),
+        ({"merges": ["he"]}, "merge 'he' has parts that are no tokens"),
+        ({"model": None}, "tokenizer.ggml.model is None; expected a string"),
+    ],
+)
+def test_inconsistent_tokenizer_metadata_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModel, match=message):
+        tokenizer_from_gguf(tiny.tokenizer_metadata(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "tokenizer 'llama' with pre-tokenizer 'smollm'; supported: 'gpt2' with smollm"),
+        ({"pre": "qwen2"}, "pre-tokenizer 'qwen2'"),
+        ({"pre": None}, "pre-tokenizer 'default'"),
+        ({"add_bos_token": True}, "tokenizer.ggml.add_bos_token is true"),
+        ({"token_type": [6] * len(tiny.TOKENS)}, r"token types \[6\]; supported: 1, 3, 4 and 5"),
+    ],
+)
+def test_other_kinds_of_tokenizer_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        tokenizer_from_gguf(tiny.tokenizer_metadata(**changes))
