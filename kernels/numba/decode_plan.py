@@ -110,9 +110,23 @@ def claim_item(plan: int) -> int:
 
 
 @inner
-def finish_item(plan: int, index: int) -> bool:
-    """Note that an item of row ``index`` is done; true for the row's last one."""
+def item_keys(plan: int, index: int, item: int) -> tuple[int, int]:
+    """Positions ``[begin, end)`` of the keys of ``item``, which belongs to row ``index``."""
+    at = row_plan(plan, index)
+    split = load_i64(at + BEGIN) // SPLIT + item - load_i64(at + FIRST_ITEM)
+    return max(load_i64(at + BEGIN), split * SPLIT), min(load_i64(at + END), (split + 1) * SPLIT)
+
+
+@inner
+def leave_row(plan: int, index: int) -> bool:
+    """Note that an item of row ``index`` has its partial result; true for the last one of the row."""
     return bool(atomic_add_i64(row_plan(plan, index) + LEFT, int64(-1)) == 1)
+
+
+@inner
+def finish_item(plan: int) -> None:
+    """Note that an item is done and its row, if it was the last of it, written."""
+    atomic_add_i64(plan + DONE, int64(1))
 
 
 @compiled

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .decode_loop import ENTRIES, build
+from .decode_loop import build
 from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, count_invalid, plan_rows, wait_for_items
 from .gather import prepare_gather_blocks
 from .rows import Array, vector_of, view_of
-from .tile_ops import TILE
+from .tile_ops import TABLE_BYTES, TILE
 from .workers import helper, usable_cpus
 
 _SPECIALISED: Final = (
@@ -79,7 +79,7 @@ class _Memory:
             heads * k_padded * 4,
             heads * TILE * 4,
             heads * 4,
-            8 * ENTRIES,
+            4 * TABLE_BYTES,
             TILE * kv_heads * k_padded * 4,
             TILE * kv_heads * v_padded * 4,
             max(k_padded, v_padded) * 4,
