@@ -44,3 +44,10 @@ def test_every_path_it_links_or_maps_exists() -> None:
     paths = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"^\| `([^`]+/)` \|", README, re.MULTILINE)
     assert len(paths) > 8
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.model
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = [text for language, text in BLOCKS if language == "python"]
+    exec(compile(example, "<example>", "exec"), {})  # noqa: S102  # the example as a reader would paste it
+    assert capsys.readouterr().out.startswith(" Paris")
