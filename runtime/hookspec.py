@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 import pluggy
+
 from forebay.specs.descriptor import HOOK_PROJECT, BackendDescriptor
 
 hookspec: Final = pluggy.HookspecMarker(HOOK_PROJECT)

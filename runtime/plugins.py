@@ -17,6 +17,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Final
 
 import pluggy
+
 from forebay.runtime import hookspec
 from forebay.specs.descriptor import ENTRY_POINT_GROUP, HOOK_PROJECT, Availability, BackendDescriptor, ModeDescriptor
 from forebay.specs.errors import BackendUnavailable, InvalidInput, UnknownBackend

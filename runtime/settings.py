@@ -150,11 +150,11 @@ SETTINGS: Final[Mapping[str, Any]] = {
 """Every key with its annotated type."""
 
 
-def traceback_wanted(environ: Mapping[str, str] | None = None) -> bool:
+def traceback_wanted(*, config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> bool:
     """Whether errors should be shown with their traceback, also when the settings themselves are at fault."""
     env = os.environ if environ is None else environ
     try:
-        return Settings.resolve(environ=env).traceback
+        return Settings.resolve(config=config, environ=env).traceback
     except InvalidSetting:
         return env.get(_variable("traceback"), "").lower() in TRUE_WORDS
 
@@ -262,7 +262,7 @@ def _config_files(config: str | os.PathLike[str] | None, env: Mapping[str, str],
         if path.name == PROJECT_FILE and _project_table(path) is None:
             raise InvalidSetting(f"'{path}' ({origin}) has no table [tool.forebay]")
         return [path]
-    start = start.absolute()
+    start = start.resolve()
     for folder in (start, *start.parents):
         here = [path for path in (folder / PROJECT_FILE, folder / CONFIG_FILE) if path.is_file()]
         used = [path for path in here if path.name == CONFIG_FILE or _project_table(path) is not None]
