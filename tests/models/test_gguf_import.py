@@ -114,8 +114,8 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, length: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokens": [*tiny.TOKENS[:-1], tiny.TOKENS[0]]}, "266 tokens, 265 different ones, 266 token types"),
-        ({"token_type": [1]}, "266 tokens, 266 different ones, 1 token types"),
+        ({"tokens": [*tiny.TOKENS[:-1], tiny.TOKENS[0]]}, "267 tokens, 266 different ones, 267 token types"),
+        ({"token_type": [1]}, "267 tokens, 267 different ones, 1 token types"),
         ({"tokens": [], "token_type": []}, "0 tokens"),
         ({"merges": ["h e", "zz y"]}, "merge 'zz y' has parts that are no tokens"),
         ({"merges": ["he"]}, "merge 'he' has parts that are no tokens"),

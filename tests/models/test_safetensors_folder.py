@@ -127,7 +127,7 @@ def test_all_missing_tensors_are_named_in_one_error(tmp_path: Path) -> None:
         (
             EMBEDDING,
             np.zeros((64, len(tiny.TOKENS)), np.float32),
-            r"embed_tokens.weight' has shape \[64, 266\].*\[266, 64\]",
+            r"embed_tokens.weight' has shape \[64, 267\].*\[267, 64\]",
         ),
         (
             "model.norm.weight",
@@ -216,8 +216,8 @@ MUTATIONS: Mapping[str, Callable[[Header, bytes], tuple[bytes, bytes]]] = {
     "offsets missing": entry(data_offsets=None),
     "huge shape": entry(shape=[2**40, 2**20]),
     "shape that overflows to the right size": entry(shape=[2**63, 2, len(tiny.TOKENS), 64]),
-    "negative shape": entry(shape=[-266, -64]),
-    "shape of fractions": entry(shape=[266.0, 64.0]),
+    "negative shape": entry(shape=[-267, -64]),
+    "shape of fractions": entry(shape=[267.0, 64.0]),
     "unknown dtype": entry(dtype="F31"),
     "dtype of another width": entry(dtype="F16"),
     "dtype a number": entry(dtype=7),

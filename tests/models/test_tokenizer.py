@@ -78,7 +78,7 @@ def test_a_character_is_streamed_when_it_is_whole() -> None:
 
 @pytest.mark.parametrize("token", [-1, len(tiny.TOKENS), 2**40])
 def test_an_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, token: int) -> None:
-    with pytest.raises(InvalidInput, match=f"token id {token} to decode; expected 0 to 265"):
+    with pytest.raises(InvalidInput, match=f"token id {token} to decode; expected 0 to 266"):
         tokenizer.decode([5, token])
 
 
@@ -105,6 +105,6 @@ def test_a_missing_file_is_refused(tiny_folder: Path) -> None:
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tiny_folder: Path) -> None:
     with pytest.raises(
-        InvalidModel, match="token ids go up to 265; the configuration's vocab_size 100 expects 0 to 99"
+        InvalidModel, match="token ids go up to 266; the configuration's vocab_size 100 expects 0 to 99"
     ):
         Tokenizer.from_folder(tiny_folder, tiny.config(vocab_size=100))

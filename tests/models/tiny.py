@@ -22,7 +22,7 @@ from forebay.runtime.models.llama_tensors import expected_tensors
 from forebay.runtime.models.registry import KnownModel
 
 SPECIAL = ("<|end|>", "<|start|>", "<|stop|>")
-MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or")
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "1 2")
 TOKENS = (*SPECIAL, *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES))
 
 CONFIG: Mapping[str, Any] = {
