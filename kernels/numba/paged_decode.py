@@ -164,18 +164,19 @@ def prepare(
     plan, partials = _address(memory.plan), tuple(_address(array) for array in memory.partials)
     passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
 
+    # Compiled code knows these by address only. A helper may come late, after the caller has dropped the call: its job
+    # keeps them alive too.
+    alive = (q, k_view, v_view, k_seen, v_seen, table, visible, out, lse, sinks, memory)
+
     def job(first: int, count: int, scratch: tuple[int, ...]) -> Callable[[], None]:
-        def run() -> None:
+        def run(_alive: tuple[Any, ...] = alive) -> None:
             attend(plan, first, count, shape, k, v, seen, seen_limits, factors, io, partials, scratch)
 
         return run
 
     jobs = [[job(first, count, scratch) for scratch in memory.scratch] for first, count in passes]
 
-    # The default keeps alive what compiled code knows by address only.
-    def decode(
-        _alive: tuple[Any, ...] = (q, k_view, v_view, k_seen, v_seen, table, visible, out, lse, sinks, memory),
-    ) -> None:
+    def decode(_alive: tuple[Any, ...] = alive) -> None:
         bad = count_invalid(lengths, batch, query_len, width, where, limits)
         if bad:
             invalid[0] += bad
