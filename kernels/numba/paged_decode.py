@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from .decode_loop import build
-from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, count_invalid, plan_rows, wait_for_items
+from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, Partials, Shape, count_invalid, plan_rows, wait_for_items
 from .gather import prepare_gather_blocks
 from .rows import Array, vector_of, view_of
 from .tile_ops import TABLE_BYTES, TILE
@@ -65,27 +66,37 @@ def _choose(k: Array, v: Array, group: int) -> Any:
 
 
 class _Memory:
-    """Scratch of one call: the plan, the partial results, and for each thread its query, scores, tables and rows."""
+    """Scratch of one call, in one allocation: the plan, the partial results, and for each thread query, scores and
+    rows."""
 
-    def __init__(
-        self, rows: int, splits: int, heads: int, kv_heads: int, k_padded: int, v_padded: int, threads: int
-    ) -> None:
-        item_bytes = heads * (v_padded + 2) * 4
-        self.rows = max(1, min(rows, _PARTIALS_BUDGET // (splits * item_bytes)))
+    def __init__(self, shape: Shape, rows: int, splits: int, threads: int) -> None:
+        _, kv_heads, group, _, _, k_padded, v_padded = shape
+        heads = kv_heads * group
+        self.rows = max(1, min(rows, _PARTIALS_BUDGET // (splits * heads * (v_padded + 2) * 4)))
         items = self.rows * splits
-        self.plan = np.zeros(HEAD_BYTES + self.rows * ROW_BYTES, np.uint8)
-        self.partials = tuple(np.empty(items * n, np.float32) for n in (heads * v_padded, heads, heads))
-        sizes = (
+        shared = [
+            HEAD_BYTES + self.rows * ROW_BYTES,
+            items * heads * v_padded * 4,
+            items * heads * 4,
+            items * heads * 4,
+        ]
+        zero_row = max(k_padded, v_padded) * 4
+        thread = [
             heads * k_padded * 4,
             heads * TILE * 4,
             heads * 4,
             4 * TABLE_BYTES,
             TILE * kv_heads * k_padded * 4,
             TILE * kv_heads * v_padded * 4,
-            max(k_padded, v_padded) * 4,
-        )
-        self._threads = [tuple(np.zeros(size + 64, np.uint8) for size in sizes) for _ in range(threads)]
-        self.scratch = [tuple(_address(array) + -_address(array) % 64 for array in arrays) for arrays in self._threads]
+        ]
+        ends = [0, *accumulate(-(-size // 64) * 64 for size in (zero_row, *shared, *thread * threads))]
+        self.buffer = np.empty(ends[-1] + 64, np.uint8)
+        base = _address(self.buffer)
+        base += -base % 64
+        self.buffer[: zero_row + 64] = 0
+        zeros, self.plan, sums, maxima, weights, *rest = (base + end for end in ends[:-1])
+        self.partials: Partials = (sums, maxima, weights)
+        self.scratch = [(*rest[i * 6 : i * 6 + 6], zeros) for i in range(threads)]
 
 
 def _address(array: Array) -> int:
@@ -160,8 +171,8 @@ def prepare(
 
     rows, splits = batch * query_len, max(1, -(-table_len * block_size // SPLIT))
     workers = max(1, min(threads or usable_cpus(), rows * splits))
-    memory = _Memory(rows, splits, heads, kv_heads, shape[5], shape[6], workers)
-    plan, partials = _address(memory.plan), tuple(_address(array) for array in memory.partials)
+    memory = _Memory(shape, rows, splits, workers)
+    plan, partials = memory.plan, memory.partials
     passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
 
     # Compiled code knows these by address only. A helper may come late, after the caller has dropped the call: its job
