@@ -50,9 +50,10 @@ def place_query(query: int, q: int, heads: int, dim: int, padded: int, scale: fl
     """Scale one query ``[heads, dim]`` into vectors ``[heads, padded]``, zero beyond ``dim``."""
     clear_bytes(query, heads * padded * 4)
     for h in range(heads):
+        source, target = q + h * dim * 4, query + h * padded * 4
         for d in range(dim):
-            value = float32(load_f32(q + (h * dim + d) * 4) * float32(scale))
-            store_f32(query + (h * padded + element_place(d, paired)) * 4, value)
+            place = element_place(d) if paired else d
+            store_f32(target + place * 4, float32(load_f32(source + d * 4) * float32(scale)))
 
 
 @inner
@@ -62,13 +63,16 @@ def form_tables(
     """Write the row tables (K, then V) of a tile. Tokens outside ``keys`` and blocks the pool does not hold are
     zeros."""
     table_len, first_block, num_blocks, block_size = limits
+    column = tile // block_size
+    token = tile - column * block_size - 1
     for t in range(TILE):
         k_row, k_step, v_row, v_step = zeros, int64(0), zeros, int64(0)
-        column = (tile + t) // block_size
+        token += 1
+        if token == block_size:
+            token, column = 0, column + 1
         if keys[0] <= tile + t < keys[1] and column < table_len:
             page = int64(load_i32(table[0] + b * table[1] + column * table[2]))
             if page >= first_block and page < num_blocks:
-                token = tile + t - column * block_size
                 k_row, k_step = k[0] + page * k[1] + token * k[2], k[3]
                 v_row, v_step = v[0] + page * v[1] + token * v[2], v[3]
         store_i64(tables + t * 8, k_row)
@@ -93,7 +97,7 @@ def bring_rows(
                 if view[5] == 2:
                     for d in range(dim):
                         bits = uint32(load_u16(row + d * view[4])) << uint32(16)
-                        store_u32(to + element_place(d, True) * 4, bits)
+                        store_u32(to + element_place(d) * 4, bits)
                 else:
                     for d in range(dim):
                         store_u32(to + d * 4, load_u32(row + d * view[4]))
@@ -178,7 +182,10 @@ def build(dim: int, group: int, bf16: int) -> Any:
             form_tables(here, first, keys, row // query_len, table, limits, k, v, zeros)
             for tile in range(first, keys[1], TILE):
                 low, high = max(keys[0] - tile, 0), min(keys[1] - tile, TILE)
-                form_tables(ahead, tile + TILE, keys, row // query_len, table, limits, k, v, zeros)
+                following = here
+                if tile + TILE < keys[1]:
+                    following = ahead
+                    form_tables(ahead, tile + TILE, keys, row // query_len, table, limits, k, v, zeros)
                 v_here = here + TABLE_BYTES
                 if dim == 0:
                     bring_rows(here, low, high, k, kv_heads, k_dim, k_padded, k_rows, zeros)
@@ -198,9 +205,9 @@ def build(dim: int, group: int, bf16: int) -> Any:
                     to, w = sums + h * heads_each * v_padded * 4, scores + h * heads_each * TILE * 4
                     scale = shrink + h * heads_each * 4
                     if dim == 0:
-                        add_values(v_here, h, low, high, to, w, scale, ahead, v_padded, heads_each, 0)
+                        add_values(v_here, h, low, high, to, w, scale, following, v_padded, heads_each, 0)
                     else:
-                        add_values(v_here, h, low, high, to, w, scale, ahead, dim, group, bf16)
+                        add_values(v_here, h, low, high, to, w, scale, following, dim, group, bf16)
                 here, ahead = ahead, here
             if leave_row(plan, index):
                 merge_row(plan, index, row, shape, k[5] == 2, io, partials)

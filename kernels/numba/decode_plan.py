@@ -171,9 +171,9 @@ def find_row(plan: int, rows: int, item: int) -> int:
 
 
 @inner
-def element_place(d: int, paired: bool) -> int:
-    """Where element ``d`` of a row lies in vectors: bfloat16 rows hold the evens, then the odds of each 32."""
-    return (d // 32) * 32 + (d % 32) // 2 + 16 * (d % 2) if paired else d
+def element_place(d: int) -> int:
+    """Where element ``d`` of a bfloat16 row lies in vectors: the evens, then the odds of each 32."""
+    return (d & -32) + ((d & 31) >> 1) + 16 * (d & 1)
 
 
 @inner
@@ -217,7 +217,7 @@ def merge_row(plan: int, index: int, row: int, shape: Shape, paired: bool, io: I
             total += power_of_two(sink, peak)
         out = io[1] + (row * heads + h) * v_dim * 4
         for d in range(v_dim):
-            store_f32(out + d * 4, sums[element_place(d, paired)] / total)
+            store_f32(out + d * 4, sums[element_place(d) if paired else d] / total)
         store_f32(io[2] + (row * heads + h) * 4, float32((peak + math.log2(total)) * math.log(2.0)))
 
 

@@ -8,6 +8,7 @@ are waited for.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from queue import SimpleQueue
@@ -37,7 +38,8 @@ def helper(index: int) -> Helper:
 
 def usable_cpus() -> int:
     """Number of CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else (os.cpu_count() or 1)
 
 
-os.register_at_fork(after_in_child=helper.cache_clear)  # a forked child has none of its parent's threads
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=helper.cache_clear)  # a forked child has none of its parent's threads
