@@ -4,7 +4,10 @@ L1)."""
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +109,14 @@ def test_doors_beyond_32_bit_offsets() -> None:
     read_rows(k, v, np.concatenate([slots[:2], slots[2:] - 7]), out[0], out[1], dropped, **bounds)
     np.testing.assert_array_equal(out, rows)
     assert dropped[0] == 0
+
+
+@pytest.mark.clause("D2", "L3", "L1")
+@pytest.mark.parametrize("dim", [64, 32])
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_nothing_outside_the_visible_range_is_read(path: str, dim: int) -> None:
+    """Blocks and table columns that no query sees lie on unreadable pages: 64 takes a specialised build, 32 the other
+    one."""
+    command = [sys.executable, "-m", "tests.kernels.guarded", path, str(dim)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, f"exit {done.returncode} (a negative one is a fault): {done.stderr}"
