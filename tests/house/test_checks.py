@@ -19,6 +19,7 @@ GOOD = {
     "backends/cpu/driver.py": "def load():\n    import torch\n    from forebay.kernels.numba import rows\n",
     "specs/suite/test_rows.py": "import pytest\ndef test_rows():\n    assert 1 + 1 == 2\n",
     "tests/test_rows.py": "import torch\nassert torch\n",
+    ".venv/pyvenv.cfg": f"home = {SLASH}opt/python\n",
     "README.md": "See src/tmp/file and https://example.org/work/page.\n",
 }
 

@@ -13,7 +13,7 @@ PACKAGES: Final = ("specs", "runtime", "backends", "kernels", "hardware")
 
 
 def files(root: Path) -> list[Path]:
-    """Files of a checkout that are tracked or could be added, or all files where ``root`` is not a checkout; sorted."""
+    """Files of a checkout that are tracked or could be added; without git, all that are not made by tools; sorted."""
     git = [
         "git",
         "-c",
@@ -30,7 +30,7 @@ def files(root: Path) -> list[Path]:
     if listed.returncode == 0 and (root / ".git").exists():
         found = [root / name for name in listed.stdout.split("\0") if name]
     else:
-        found = list(root.rglob("*"))
+        found = [path for path in root.rglob("*") if not any(map(_made_here, path.relative_to(root).parts))]
     return sorted(path for path in found if path.is_file())
 
 
@@ -60,3 +60,9 @@ def link_namespace(root: Path, into: Path) -> Path:
     if (root / "tests").is_dir():
         (into / "tests").symlink_to(root / "tests")
     return into
+
+
+def _made_here(name: str) -> bool:
+    """Whether tools make files and folders of this name: environments, caches, builds."""
+    hidden = name.startswith(".") and name not in {".ci", ".gitignore"}
+    return hidden or name in {"build", "dist", "__pycache__"} or name.endswith(".egg-info")
