@@ -3,7 +3,7 @@
 While a Segment is recorded every functional torch operation runs once, so that its output exists: those outputs are the trace's
 arena, and the tape replays the operation into them through its ``out=`` form. Operations that change memory (doors, attention
 kernels, updates) are recorded only, so that capturing changes no Buffer (clause C12). The measurement behind this choice is
-``forebay.hardware.cpu.bench_replay``.
+:mod:`.bench_capture`.
 """
 
 from __future__ import annotations
