@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from forebay.specs.backend import Backend
-from forebay.specs.errors import DeviceLost, ForebayError, InvalidInput
-from forebay.specs.geometry import KVGeometry
+from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, InvalidInput
 from forebay.specs.segment import Ticket
 
 from .allocator import BlockAllocator
@@ -28,12 +26,11 @@ from .models.llama import LoadProgress
 from .request import GenerationResult, Prompt, Request, prompt_token_ids
 from .sampling import SamplingParams
 from .settings import Settings
+from .sizing import longest_sequence, pool_geometry
 from .state import DeviceState, SlotState
 
 MAX_STOP_TOKENS = 8
 MAX_RESEEDS = 3
-DEFAULT_POOL_BYTES = 4 << 30
-"""A pool sized by default holds every slot at full length, or this much if that is less."""
 
 
 class Engine:
@@ -89,8 +86,8 @@ class Engine:
         self.model = model
         self.backend = backend
         self.arm = self.settings.arm or ("hostfree" if self.settings.capture == "off" else "captured")
-        self._max_len = self._check_max_len()
-        geometry = self._geometry()
+        self._max_len = longest_sequence(self.settings, model)
+        geometry = pool_geometry(self.settings, model, self._max_len)
         self._allocator = BlockAllocator(geometry.num_blocks)
         self._pool = backend.create_pool(geometry)
         self._llama = model.bind(backend, max_len=self._max_len, progress=progress)
@@ -117,28 +114,6 @@ class Engine:
         if self.arm != "captured":
             return "off"
         return "required" if self.settings.capture == "required" else "auto"
-
-    def _check_max_len(self) -> int:
-        limit = self.model.config.max_position_embeddings
-        wanted = self.settings.max_len or limit
-        if wanted > limit:
-            raise InvalidInput(f"max_len: got {wanted}, the model {self.model.name!r} has {limit} positions")
-        return wanted
-
-    def _geometry(self) -> KVGeometry:
-        config, settings = self.model.config, self.settings
-        one = KVGeometry(
-            num_blocks=1,
-            block_size=settings.block_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_layers=config.num_layers,
-            dtype=settings.kv_dtype or self.model.dtype,
-        )
-        one.check_query_heads(config.num_heads, f"model {self.model.name!r}")
-        full = settings.slots * -(-self._max_len // settings.block_size)
-        affordable = max(DEFAULT_POOL_BYTES // (one.layer_bytes * one.num_layers), 1)
-        return replace(one, num_blocks=settings.num_blocks or min(full, affordable) + 1)
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -180,11 +155,24 @@ class Engine:
             self._checked(prompt, p, f"prompt {i}") for i, (prompt, p) in enumerate(zip(wanted, each, strict=True))
         ]
         self._waiting.extend(requests)
-        while any(r.finish_reason is None for r in requests):
-            for request, token in self.step():
-                if on_token is not None:
-                    on_token(request, token)
+        try:
+            while any(r.finish_reason is None for r in requests):
+                for request, token in self.step():
+                    if on_token is not None:
+                        on_token(request, token)
+        finally:
+            self._abandon([r for r in requests if r.finish_reason is None])
         return [r.result(self.model.tokenizer) for r in requests]
+
+    def _abandon(self, requests: Sequence[Request]) -> None:
+        """The call that made these requests is leaving by an error: give back what they hold, so that the engine stays usable."""
+        for request in requests:
+            error = Cancelled(f"request {request.index}: the call that made it ended before it did")
+            if request in self._waiting:
+                self._waiting.remove(request)
+                request.error, request.finish_reason = error, "error"
+            elif request.slot is not None:
+                self._fail(request, error)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Queue one request; ``step`` works on it.

@@ -73,3 +73,7 @@ class Cancelled(ForebayError):
 
 class InvalidModel(ForebayError, ValueError):
     """A model folder or file is missing, truncated, corrupt or does not match its configuration."""
+
+
+class ModelUnavailable(ForebayError):
+    """A known model cannot be fetched here (network, index, disk); the original error is chained, the message says what to do."""

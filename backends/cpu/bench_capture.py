@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def ways(x: Tensor, weights: list[Tensor], *, compiled: bool) -> dict[str, tuple
         return lambda: graph(x, *weights)
 
     def script() -> Step:
-        traced = torch.jit.trace(dense_step, (x, *weights), check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(dense_step, (x, *weights), check_trace=False)
         return lambda: traced(x, *weights)
 
     def inductor() -> Step:
@@ -96,7 +97,7 @@ def ways(x: Tensor, weights: list[Tensor], *, compiled: bool) -> dict[str, tuple
 
 
 @torch.no_grad()
-def measure(batch: int, rounds: int, *, compiled: bool) -> list[dict[str, float | str | int | bool]]:
+def measure(batch: int, rounds: int, *, compiled: bool) -> list[dict[str, Any]]:
     """One record a way: best and median milliseconds a step, ratio of the medians to eager, seconds to prepare, equal tokens."""
     x = torch.randn(batch, HIDDEN)
     table = ways(x, make_weights(), compiled=compiled)

@@ -6,8 +6,9 @@ cache.
 
 from __future__ import annotations
 
+from forebay.specs.errors import ModelUnavailable
+
 from .config import ModelConfig
-from .errors import ModelUnavailable
 from .llama_tensors import expected_tensors
 from .model_folder import ModelFolder, open_model_folder
 from .progress import Phase, ProgressCallback

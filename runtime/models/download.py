@@ -10,7 +10,8 @@ from typing import IO, Final
 
 import requests
 
-from .errors import ModelUnavailable
+from forebay.specs.errors import ModelUnavailable
+
 from .package_index import without_credentials
 from .progress import ProgressCallback
 

@@ -60,7 +60,10 @@ class KVContext:
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[HostArray, HostArray]:
-    """cos and sin float32 ``[length, D/2]`` of ``position * theta^(-2i/D)`` (Su et al. 2021), in float32 as transformers computes them."""
+    """cos and sin float32 ``[length, D/2]`` of ``position * theta^(-2i/D)`` (Su et al. 2021).
+
+    Computed in float32 as transformers does, so that angles at large positions round alike.
+    """
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     inverse = (np.float32(1.0) / np.float32(config.rope_theta) ** exponent).astype(np.float32)
     angles = np.arange(length, dtype=np.float32)[:, None] * inverse[None, :]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelUnavailable
+from forebay.specs.errors import ModelUnavailable
 
 
 @dataclass(frozen=True, slots=True)

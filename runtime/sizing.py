@@ -1,0 +1,49 @@
+"""Sizes an engine derives from its settings and model, before anything is put on a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from forebay.specs.errors import InvalidInput
+from forebay.specs.geometry import KVGeometry
+
+from .model import Model
+from .settings import Settings
+
+DEFAULT_POOL_BYTES: Final = 4 << 30
+"""A pool sized by default holds every slot at full length, or this much if that is less."""
+
+
+def longest_sequence(settings: Settings, model: Model) -> int:
+    """``max_len`` of the settings, by default the model's number of positions.
+
+    Raises:
+        InvalidInput: it is beyond the model's positions.
+    """
+    limit = model.config.max_position_embeddings
+    wanted = settings.max_len or limit
+    if wanted > limit:
+        raise InvalidInput(f"max_len: got {wanted}, the model {model.name!r} has {limit} positions")
+    return wanted
+
+
+def pool_geometry(settings: Settings, model: Model, max_len: int) -> KVGeometry:
+    """Geometry of the engine's pool; by default every slot fits at ``max_len`` tokens, within ``DEFAULT_POOL_BYTES``.
+
+    Raises:
+        InvalidLayout: the model's heads do not divide, or slot ids would not fit.
+    """
+    config = model.config
+    one_block = KVGeometry(
+        num_blocks=1,
+        block_size=settings.block_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_layers=config.num_layers,
+        dtype=settings.kv_dtype or model.dtype,
+    )
+    one_block.check_query_heads(config.num_heads, f"model {model.name!r}")
+    full = settings.slots * -(-max_len // settings.block_size)
+    affordable = max(DEFAULT_POOL_BYTES // (one_block.layer_bytes * one_block.num_layers), 1)
+    return replace(one_block, num_blocks=settings.num_blocks or min(full, affordable) + 1)
