@@ -101,7 +101,8 @@ def _attention(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
     scores = np.einsum("hd,nhd->hn", q, keys) / np.sqrt(q.shape[1])
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
-    return np.einsum("hn,nhd->hd", weights, values).astype(np.float32)
+    out: FloatArray = np.einsum("hn,nhd->hd", weights, values).astype(np.float32)
+    return out
 
 
 def _prefer(value: int, supported: tuple[int, ...] | None) -> int:
@@ -119,7 +120,7 @@ def _timed(name: str, run: Callable[[], Any], expected: FloatArray, tolerance: f
         if not worst <= tolerance:  # also true for NaN
             raise WrongResult(f"{name}: the largest error against numpy is {worst}; at most {tolerance} is right")
         error = max(error, float(worst))
-    return Step(name, *seconds, error)
+    return Step(name, first_s=seconds[0], again_s=seconds[1], error=error)
 
 
 def main(label: str) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.runtime.cli import app
+from tests.cli.running import Outcome, Run
 from tests.selection.fakes import Site
 
 
@@ -30,3 +32,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield site
     for module in site.modules:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> Outcome:
+        code = app.main(arguments)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from forebay.runtime import Engine, SamplingParams, load_model, open_backend
-from forebay.runtime.cli import app as cli
 from forebay.runtime.settings import Settings
 from forebay.specs.errors import DeviceLost
+from tests.cli.running import Run
 from tests.models.tiny import weights, write_folder
 from tests.selection.fakes import Site
 
 PROMPTS = ("hello world", "or else")
 SMALL = ("--max-tokens", "6", "--ignore-eos", "--slots", "2", "--max-len", "32", "--block-size", "4")
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +36,6 @@ def expected(model: Path) -> list[dict[str, Any]]:
         params = SamplingParams(max_tokens=6, ignore_eos=True)
         results = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
     return [{"text": result.text, "token_ids": list(result.token_ids)} for result in results]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_stdout_holds_the_text_and_nothing_else(run: Run, model: Path, expected: list[dict[str, Any]]) -> None:

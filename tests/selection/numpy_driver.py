@@ -24,20 +24,22 @@ class NumpyNamespace:
         return x.shape
 
     def dtype(self, x: HostArray) -> str:
-        return x.dtype.name
+        return str(x.dtype)
 
     def reshape(self, x: HostArray, shape: Sequence[int]) -> HostArray:
         return x.reshape(tuple(shape))
 
     def matmul(self, a: HostArray, b: HostArray) -> HostArray:
-        return np.matmul(a, b)
+        product: HostArray = np.matmul(a, b)
+        return product
 
 
 class WrongNamespace(NumpyNamespace):
     """A device whose products are off by one."""
 
     def matmul(self, a: HostArray, b: HostArray) -> HostArray:
-        return np.matmul(a, b) + 1
+        wrong: HostArray = super().matmul(a, b) + 1
+        return wrong
 
 
 class NumpyDriver(Driver):
