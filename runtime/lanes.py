@@ -56,11 +56,10 @@ class Lane:
         return self._backend.run(self._segment)
 
     def boundary(self) -> None:
-        """A slot of the bucket was re-seeded: a backend that must re-capture lets go of its trace and warms anew (C6, C8)."""
-        if self._trace is None or not self._backend.capabilities.recapture_at_boundary:
-            return
-        self.release()
-        self._warm = False
+        """A slot was re-seeded: a backend that must re-capture lets go of its trace and runs once on the seeded state (C6, C8)."""
+        if self._backend.capabilities.recapture_at_boundary:
+            self.release()
+            self._warm = False
 
     def release(self) -> None:
         """Release the trace."""
