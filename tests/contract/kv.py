@@ -1,0 +1,239 @@
+"""What the contract tests are made of: pools full of poison, rows written through the doors, every byte compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
+from forebay.specs.clauses import catalogue
+from tests.contract import oracle
+from tests.contract.oracle import Array
+
+LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
+KV_DTYPES = ("float32", "bfloat16")
+POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
+BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
+"""Block ids no pool here holds: whoever follows one leaves the pool."""
+
+
+def int32(*rows: Any) -> Array:
+    """One argument a row: ``int32(5, 0)`` are two lengths, ``int32([1, 2], [3, 4])`` is a table of two rows."""
+    return np.array(rows, np.int32)
+
+
+# -- pools ---------------------------------------------------------------------------------------------------------------
+
+
+def poison(backend: Backend, pool: Pool, seed: int = 0) -> None:
+    """Fill every byte of KV with NaN, inf and -inf."""
+    rng = np.random.default_rng(seed)
+    for layer in range(pool.geometry.num_layers):
+        for buffer in pool.storage(layer):
+            backend.upload(buffer, rng.choice(POISON, size=buffer.shape))
+
+
+@contextmanager
+def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, **options: Any) -> Iterator[Pool]:
+    """A poisoned pool, released at the end unless the test failed."""
+    pool = backend.create_pool(geometry, layout, **options)
+    poison(backend, pool)
+    yield pool
+    backend.release(pool)
+
+
+def geometry(layout: str = "NHD", **sizes: Any) -> KVGeometry:
+    """Sizes that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
+    sizes = {"num_blocks": 4, "block_size": 4, "num_kv_heads": 2, "head_dim": 8} | sizes
+    if layout == "LATENT":
+        dim = sizes["head_dim"]
+        sizes |= {"num_kv_heads": 1, "value_head_dim": sizes.get("value_head_dim") or max(1, dim - dim // 3)}
+    return KVGeometry(**sizes)
+
+
+def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = None, layer: int = 0) -> None:
+    """Write float32 rows through the door; in LATENT the values are K's columns already."""
+    v = None if pool.layout == "LATENT" else v
+    device_v = None if v is None else backend.to_device(v)
+    loc = WriteLoc.slots(np.asarray(slots, np.int32), physical=True)
+    pool.write(layer, loc, backend.to_device(k), device_v)
+
+
+def put_values(backend: Backend, pool: Pool, slots: Sequence[int], values: Sequence[float]) -> None:
+    """Rows whose V is the given number in every element; K is 0 but where LATENT keeps V in it. A query of 0 scores all equal."""
+    g = pool.geometry
+    k, v = (np.zeros((len(values), g.num_kv_heads, dim), np.float32) for dim in (g.key_dim, g.value_dim))
+    v += np.array(values, np.float32)[:, None, None]
+    if pool.layout == "LATENT":
+        k[..., : g.value_dim] = v
+    put(backend, pool, slots, k, v)
+
+
+def slot(pool: Pool, block: int, offset: int = 0) -> int:
+    """The slot of a block counted without the sink: block 0 is the pool's first usable one."""
+    return (block + pool.first_block) * pool.geometry.block_size + offset
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def bits(x: Array) -> Array:
+    """The bytes of an array, for comparisons that tell NaN from NaN and 0 from -0."""
+    return np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint8)
+
+
+def same_bits(a: Array, b: Array) -> None:
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def bytes_of(backend: Backend, *things: Pool | Buffer) -> list[tuple[str, bytes]]:
+    """Every byte of Buffers and of pools, their counts included."""
+    buffers = [b for thing in things for b in (thing.buffers if isinstance(thing, Pool) else (thing,))]
+    return [(buffer.name, backend.fetch(buffer).tobytes()) for buffer in buffers]
+
+
+@contextmanager
+def unchanged(backend: Backend, *things: Pool | Buffer) -> Iterator[None]:
+    before = bytes_of(backend, *things)
+    yield
+    assert bytes_of(backend, *things) == before
+
+
+@contextmanager
+def refused(backend: Backend, error: type[Exception], says: str, *things: Pool | Buffer) -> Iterator[None]:
+    """The body raises ``error`` with a message that says so, before any device work, and no byte of ``things`` changes."""
+
+    def work() -> tuple[Counter[str], Counter[str], int]:
+        counters = backend.counters
+        return Counter(counters.launches), Counter(counters.delegated), counters.uploads
+
+    with unchanged(backend, *things):
+        before = work()
+        with pytest.raises(error, match=says) as caught:
+            yield
+        assert work() == before
+        assert type(caught.value).__module__ == "forebay.specs.errors"
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Scene:
+    """One call of ``paged_decode``: a pool, and host copies of ``q [B, T, Hq, D]``, ``table [B, width]`` and ``visible [B]``."""
+
+    backend: Backend
+    pool: Pool
+    q: Array
+    table: Array
+    visible: Array
+    table_len: int
+
+    def rows(self, *index: int) -> Scene:
+        """The same call for some rows, in this order."""
+        pick = list(index)
+        return replace(self, q=self.q[pick], table=self.table[pick], visible=self.visible[pick])
+
+    def decode(
+        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Any
+    ) -> tuple[Array, Array]:
+        """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend; ``host`` hands over numpy table and visible."""
+        b = self.backend
+        if params.get("sinks") is not None:
+            params["sinks"] = b.to_device(params["sinks"])
+        table, visible = (x if host else b.to_device(x) for x in (self.table, self.visible))
+        out, lse = b.paged_decode(
+            b.to_device(self.q, q_dtype),
+            self.pool,
+            0,
+            table,
+            visible,
+            table_len=self.table_len,
+            params=AttentionParams(**params),
+            path=path,
+            return_lse=True,
+        )
+        assert b.xp.dtype(out) == q_dtype
+        return b.to_host(out), b.to_host(lse)
+
+    def expect(self, **params: Any) -> oracle.Attention:
+        arrays = oracle.stored(self.backend, self.pool, 0)
+        return oracle.attend(self.pool, arrays, self.q, self.table, self.visible, table_len=self.table_len, **params)
+
+    def check(self, *, path: str = "direct", **params: Any) -> tuple[Array, Array]:
+        """Hold the result against the oracle, within clause D6; returns out and lse."""
+        before = self.pool.invalid
+        out, lse = self.decode(path=path, **params)
+        want = self.expect(**params)
+        assert self.pool.invalid - before == want.invalid
+        limit = tolerance(self.backend, self.pool.geometry.dtype)
+        error = float(np.abs(out - want.out).max(initial=0.0))
+        assert error <= limit * want.largest, f"error {error:.2e}, allowed {limit:g} * {want.largest:.3g}"
+        empty = np.isneginf(want.lse)
+        np.testing.assert_array_equal(np.isneginf(lse), empty)
+        np.testing.assert_allclose(lse[~empty], want.lse[~empty], rtol=limit, atol=limit)
+        assert not out[empty].any()
+        return out, lse
+
+
+def tolerance(backend: Backend, dtype: str) -> float:
+    """Clause D6's limit relative to max |V|, from the contract."""
+    return max(catalogue().tolerance(dtype), catalogue().tolerance("tf32") if backend.capabilities.tf32 else 0.0)
+
+
+@contextmanager
+def scene(
+    backend: Backend,
+    lengths: Sequence[int],
+    *,
+    layout: str = "NHD",
+    heads: int = 4,
+    query_len: int = 1,
+    extra_width: int = 2,
+    seed: int = 0,
+    **sizes: Any,
+) -> Iterator[Scene]:
+    """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
+
+    Table entries past the visible range, and the columns past ``table_len``, name blocks outside the pool or full of poison.
+    """
+    rng = np.random.default_rng(seed)
+    g = geometry(layout, **sizes)
+    needed = [-(-length // g.block_size) for length in lengths]
+    g = replace(g, num_blocks=sum(needed) + 3)
+    with new_pool(backend, g, layout) as pool:
+        table_len = max(1, *needed)
+        order = rng.permutation(np.arange(pool.first_block, g.num_blocks)).astype(np.int32)
+        canaries = np.append(BAD_BLOCKS, order[-1])
+        table = rng.choice(canaries, size=(len(lengths), table_len + extra_width)).astype(np.int32)
+        slots: list[Array] = []
+        taken = 0
+        for b, (length, blocks) in enumerate(zip(lengths, needed, strict=True)):
+            table[b, :blocks] = order[taken : taken + blocks]
+            taken += blocks
+            position = np.arange(length)
+            slots.append(table[b, position // g.block_size] * g.block_size + position % g.block_size)
+        rows = np.concatenate(slots)
+        k = rng.standard_normal((len(rows), g.num_kv_heads, g.key_dim)).astype(np.float32)
+        v = rng.standard_normal((len(rows), g.num_kv_heads, g.value_dim)).astype(np.float32)
+        put(backend, pool, rows, k, v)
+        q = rng.standard_normal((len(lengths), query_len, heads, g.key_dim)).astype(np.float32)
+        yield Scene(backend, pool, q, table, np.array(lengths, np.int32), table_len)
+
+
+def mean_of_values(backend: Backend, pool: Pool, table: Array, visible: Sequence[int], **options: Any) -> Array:
+    """Every row's output, one number a row: with a query of 0, attention is the plain mean of the visible values."""
+    g = pool.geometry
+    q = backend.to_device(np.zeros((len(visible), g.num_kv_heads, g.key_dim), np.float32))
+    options = {"table_len": table.shape[1]} | options
+    out = backend.to_host(backend.paged_decode(q, pool, 0, table, np.array(visible, np.int32), **options))
+    np.testing.assert_array_equal(out, np.broadcast_to(out[:, :1, :1], out.shape))
+    return out[:, 0, 0]

@@ -1,0 +1,306 @@
+"""Paged decode against the oracle: geometries, lengths, windows, sinks, soft-cap, several queries (clauses D6, D9, D11, L3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.specs import AttentionParams, Backend, KVGeometry
+from tests.contract import oracle
+from tests.contract.kv import (
+    KV_DTYPES,
+    LAYOUTS,
+    Scene,
+    int32,
+    mean_of_values,
+    new_pool,
+    poison,
+    put,
+    put_values,
+    same_bits,
+    scene,
+    slot,
+    tolerance,
+)
+
+HEAD_SIZES = (1, 17, 32, 64, 80, 96, 100, 128, 192)
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 20)
+BLOCK_SIZES = (1, 2, 3, 5, 8, 16, 17, 32, 64)
+LENGTHS = (5, 0, 1, 37, 64, 130)
+
+
+@pytest.mark.clause("D6", "L3")
+@pytest.mark.case("D06", "D07")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dim", [*HEAD_SIZES, 16])
+def test_any_head_size(backend: Backend, dim: int, dtype: str) -> None:
+    with scene(backend, LENGTHS, heads=6, num_kv_heads=2, head_dim=dim, block_size=16, dtype=dtype) as s:
+        s.check()
+
+
+@pytest.mark.clause("D6", "L3")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_any_group_of_query_heads(backend: Backend, group: int, dtype: str) -> None:
+    for dim in (64, 128):
+        with scene(backend, LENGTHS, heads=2 * group, num_kv_heads=2, head_dim=dim, block_size=16, dtype=dtype) as s:
+            s.check()
+
+
+@pytest.mark.clause("D6", "L3", "D11")
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_any_block_size(backend: Backend, block_size: int) -> None:
+    lengths = (*LENGTHS, block_size - 1, block_size, block_size + 1)
+    with scene(backend, lengths, heads=6, num_kv_heads=2, head_dim=64, block_size=block_size, query_len=2) as s:
+        s.check()
+
+
+@pytest.mark.clause("D6", "L2", "L3")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(backend: Backend, layout: str, dtype: str) -> None:
+    for dim in (24, 64):
+        with scene(backend, LENGTHS, layout=layout, heads=8, num_kv_heads=2, head_dim=dim, dtype=dtype) as s:
+            s.check()
+            s.check(path="gather", window=9)
+
+
+@pytest.mark.clause("D6", "D3", "D5")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_every_length_up_to_4097(backend: Backend, dtype: str) -> None:
+    """One sequence of 4,097 tokens, seen by 4,098 rows: row n sees its first n tokens."""
+    with scene(backend, [4097], heads=1, num_kv_heads=1, head_dim=8, block_size=16, dtype=dtype) as s:
+        rows = np.arange(4098)
+        every = Scene(
+            backend,
+            s.pool,
+            np.random.default_rng(1).standard_normal((4098, 1, 1, 8)).astype(np.float32),
+            np.repeat(s.table, 4098, axis=0),
+            rows.astype(np.int32),
+            s.table_len,
+        )
+        every.check()
+
+
+@pytest.mark.clause("D6")
+@pytest.mark.parametrize(("dim", "group"), [(64, 3), (128, 4), (100, 2)])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_long_sequences_beside_short_ones(backend: Backend, dtype: str, dim: int, group: int) -> None:
+    lengths = (4097, 0, 511, 512, 513, 4096, 1, 2049)
+    with scene(backend, lengths, heads=group, num_kv_heads=1, head_dim=dim, block_size=16, dtype=dtype) as s:
+        s.check()
+        s.check(window=600)
+
+
+SINKS = np.linspace(-3, 3, 6, dtype=np.float32)
+PARAMS: dict[str, dict[str, Any]] = {
+    "scale": {"scale": 0.31},
+    "negative scale": {"scale": -0.2},
+    "zero scale": {"scale": 0.0},
+    "window": {"window": 7},
+    "window 1": {"window": 1},
+    "window wider than all": {"window": 10**6},
+    "softcap": {"softcap": 1.5, "scale": 2.0},
+    "sinks": {"sinks": SINKS},
+    "sinks outweigh": {"sinks": SINKS + 30},
+    "all": {"scale": 0.7, "window": 33, "softcap": 4.0, "sinks": SINKS},
+}
+
+
+@pytest.mark.clause("D9", "D6", "D11")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_parameter(backend: Backend, name: str, path: str) -> None:
+    for dtype, query_len in (("float32", 1), ("bfloat16", 3)):
+        options = {"heads": 6, "head_dim": 32, "block_size": 8, "dtype": dtype, "query_len": query_len}
+        with scene(backend, (3, 0, 8, 40, 600), **options) as s:
+            s.check(path=path, **PARAMS[name])
+
+
+@pytest.mark.clause("D9")
+def test_every_parameter_changes_the_result(backend: Backend) -> None:
+    with scene(backend, (40,), heads=6, head_dim=32, block_size=8) as s:
+        plain, _ = s.decode()
+        for name, params in PARAMS.items():
+            if name != "window wider than all":
+                out, _ = s.decode(**params)
+                assert np.abs(out - plain).max() > 1e-3, name
+
+
+@pytest.mark.clause("D11", "D3")
+@pytest.mark.parametrize("query_len", [1, 2, 3, 7, 16])
+def test_several_queries(backend: Backend, query_len: int) -> None:
+    """Rows with fewer keys than queries: the first queries see nothing and are zero."""
+    lengths = (0, 1, 2, 6, 7, 15, 16, 17, 70)
+    with scene(backend, lengths, heads=6, head_dim=32, block_size=4, query_len=query_len) as s:
+        out, lse = s.check()
+        assert lse.shape == (len(lengths), query_len, 6)
+        for b, length in enumerate(lengths):
+            assert np.isneginf(lse[b]).all(axis=-1).sum() == max(0, query_len - length)
+        s.check(window=5)
+
+
+@pytest.mark.clause("D11")
+def test_a_3d_query_is_one_query(backend: Backend) -> None:
+    with scene(backend, (5, 0, 9), heads=4) as s:
+        out, lse = s.decode()
+        flat, flat_lse = backend.paged_decode(
+            backend.to_device(s.q[:, 0]),
+            s.pool,
+            0,
+            backend.to_device(s.table),
+            backend.to_device(s.visible),
+            table_len=s.table_len,
+            return_lse=True,
+        )
+        same_bits(backend.to_host(flat), out[:, 0])
+        same_bits(backend.to_host(flat_lse), lse[:, 0])
+
+
+@pytest.mark.clause("D9")
+@pytest.mark.case("D05")
+@pytest.mark.parametrize("query_len", [1, 6])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_window_counts_the_current_token(backend: Backend, layout: str, query_len: int) -> None:
+    """Equal keys, V = t: the mean of the last W tokens, in decode and as the last rows of a prefill."""
+    with new_pool(backend, geometry_of(layout), layout) as pool:
+        put_values(backend, pool, [slot(pool, 0, t) for t in range(6)], range(6))
+        table = int32([pool.first_block, pool.first_block + 1])
+        for window in (1, 2, 3, 4, 5, 6, 7, 100):
+            for length in range(1, 7):
+                g = pool.geometry
+                q = backend.to_device(np.zeros((1, query_len, g.num_kv_heads, g.key_dim), np.float32))
+                params = AttentionParams(window=window)
+                seen = int32(length)
+                out = backend.paged_decode(q, pool, 0, table, seen, table_len=2, params=params)
+                got = backend.to_host(out)[0, :, 0, 0]
+                for t in range(query_len):
+                    end = length - (query_len - 1 - t)
+                    want = np.mean(range(max(0, end - window), end)) if end > 0 else 0.0
+                    assert got[t] == pytest.approx(want, rel=1e-6), (window, length, t)
+        assert mean_of_values(backend, pool, table, [6], params=AttentionParams(window=4))[0] == pytest.approx(3.5)
+
+
+def geometry_of(layout: str) -> KVGeometry:
+    latent = layout == "LATENT"
+    return KVGeometry(4, 4, 1 if latent else 2, 4, value_head_dim=3 if latent else None)
+
+
+@pytest.mark.clause("D6", "D5")
+@given(data=st.data())
+def test_any_call_meets_the_oracle(backend: Backend, data: st.DataObject) -> None:
+    draw = data.draw
+    layout = draw(st.sampled_from(LAYOUTS))
+    kv_heads = 1 if layout == "LATENT" else draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.sampled_from(GROUPS))
+    params: dict[str, Any] = {
+        "scale": draw(st.none() | st.floats(-1, 1)),
+        "window": draw(st.none() | st.integers(1, 80)),
+        "softcap": draw(st.none() | st.floats(0.5, 50)),
+        "sinks": draw(st.none() | st.just(np.linspace(-2, 2, heads, dtype=np.float32))),
+    }
+    with scene(
+        backend,
+        draw(st.lists(st.integers(0, 70) | st.sampled_from([511, 512, 513, 1025]), min_size=1, max_size=6)),
+        layout=layout,
+        heads=heads,
+        query_len=draw(st.integers(1, 4)),
+        extra_width=draw(st.integers(0, 5)),
+        seed=draw(st.integers(0, 2**16)),
+        num_kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from(HEAD_SIZES) | st.integers(2, 40)),
+        block_size=draw(st.integers(1, 64)),
+        dtype=draw(st.sampled_from(KV_DTYPES)),
+    ) as s:
+        out, _ = s.check(path=draw(st.sampled_from(["direct", "gather"])), **params)
+        row = draw(st.integers(0, len(s.visible) - 1))
+        same_bits(s.rows(row).decode(**params)[0], out[row : row + 1])
+
+
+@pytest.mark.clause("L3", "D6")
+@pytest.mark.case("D01", "D02")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["k", "v", "both"])
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_lies_behind_the_visible_range_never_leaks(
+    backend: Backend, layout: str, path: str, where: str, bad: float
+) -> None:
+    """V rows [1, 3] and equal keys give 2.0, whatever the rest of the block holds, written there through the door."""
+    g = geometry_of(layout)
+    with new_pool(backend, g, layout) as pool:
+        tail = [slot(pool, 0, t) for t in range(2, 4)]
+        k = np.full((2, g.num_kv_heads, g.key_dim), bad if where != "v" else 0, np.float32)
+        v = np.full((2, g.num_kv_heads, g.value_dim), bad if where != "k" else 0, np.float32)
+        if layout == "LATENT":
+            k[..., : g.value_dim] = v
+        put(backend, pool, tail, k, v)
+        put_values(backend, pool, [slot(pool, 0), slot(pool, 0, 1)], [1, 3])
+        q = np.zeros((1, g.num_kv_heads, g.key_dim), np.float32)
+        out = backend.paged_decode(
+            backend.to_device(q), pool, 0, int32([pool.first_block, -1]), int32(2), table_len=2, path=path
+        )
+        np.testing.assert_allclose(backend.to_host(out), 2.0, rtol=1e-6)
+
+
+@pytest.mark.clause("L3")
+def test_freed_blocks_may_hold_anything(backend: Backend) -> None:
+    """The same rows in a pool of zeros and in one of poison: the same bits."""
+    results = []
+    for clean in (True, False):
+        with scene(backend, (5, 17, 0), heads=4) as s:
+            rows = oracle.stored(backend, s.pool, 0)
+            if clean:
+                for buffer, held in zip(s.pool.storage(0), rows, strict=True):
+                    backend.upload(buffer, np.where(np.isfinite(held), held, 0).astype(np.float32))
+            results.append(s.decode())
+    same_bits(results[0][0], results[1][0])
+    same_bits(results[0][1], results[1][1])
+
+
+@pytest.mark.clause("D6")
+def test_one_key_that_outweighs_all_others(backend: Backend) -> None:
+    """Scores of thousands overflow no exponential."""
+    with new_pool(backend, KVGeometry(4, 4, 1, 4)) as pool:
+        k = np.zeros((5, 1, 4), np.float32)
+        k[2], k[4] = 50, -50
+        v = np.arange(5, dtype=np.float32)[:, None, None] * np.ones((5, 1, 4), np.float32)
+        put(backend, pool, [slot(pool, 0, t) for t in range(5)], k, v)
+        for sign, want in ((1.0, 2.0), (-1.0, 4.0)):
+            q = backend.to_device(np.full((1, 1, 4), sign * 50, np.float32))
+            out = backend.paged_decode(
+                q, pool, 0, int32([pool.first_block, pool.first_block + 1]), int32(5), table_len=2
+            )
+            np.testing.assert_array_equal(backend.to_host(out), want)
+
+
+@pytest.mark.clause("D1", "D6")
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("q_dtype", ["float32", "bfloat16", "float16"])
+def test_the_output_has_the_dtype_of_q(backend: Backend, q_dtype: str, kv_dtype: str) -> None:
+    with scene(backend, (5, 33, 0), heads=4, head_dim=64, dtype=kv_dtype) as s:
+        rounded = {"bfloat16": oracle.round_to_bfloat16, "float16": lambda x: x.astype(np.float16).astype(np.float32)}
+        s.q = rounded[q_dtype](s.q) if q_dtype in rounded else s.q
+        out, lse = s.decode(q_dtype=q_dtype)
+        want = s.expect()
+        limit = max(tolerance(backend, q_dtype), tolerance(backend, kv_dtype))
+        assert np.abs(out - want.out).max() <= limit * want.largest
+        assert lse.dtype == np.float32
+
+
+@pytest.mark.clause("D6")
+def test_layers_are_apart(backend: Backend) -> None:
+    """Each layer of a pool answers with its own rows."""
+    with new_pool(backend, KVGeometry(3, 4, 1, 2, num_layers=3)) as pool:
+        for layer in range(3):
+            rows = np.full((1, 1, 2), 10.0 + layer, np.float32)
+            put(backend, pool, [slot(pool, 0)], rows, rows, layer)
+        q = backend.to_device(np.ones((1, 1, 2), np.float32))
+        for layer in range(3):
+            out = backend.paged_decode(q, pool, layer, int32([pool.first_block]), int32(1), table_len=1)
+            np.testing.assert_array_equal(backend.to_host(out), 10.0 + layer)
+        poison(backend, pool)
