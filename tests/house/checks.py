@@ -28,6 +28,9 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "backends": frozenset({"numpy", "pluggy"}),
     "backends/cpu": frozenset({"torch", "numba"}),
     "hardware": frozenset({"numpy", "rich"}),
+    # Peers that a benchmark measures in the same run; they are imported inside functions, once a backend is open.
+    "hardware/cpu/bench_attention.py": frozenset({"torch", "numba"}),
+    "hardware/cpu/bench_decode.py": frozenset({"torch", "transformers"}),
 }
 """Third-party modules a file may import, also for type checking only: the union over the folders it lies in."""
 
