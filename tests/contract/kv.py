@@ -229,11 +229,12 @@ def scene(
         yield Scene(backend, pool, q, table, np.array(lengths, np.int32), table_len)
 
 
-def mean_of_values(backend: Backend, pool: Pool, table: Array, visible: Sequence[int], **options: Any) -> Array:
+def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[int], **options: Any) -> Array:
     """Every row's output, one number a row: with a query of 0, attention is the plain mean of the visible values."""
     g = pool.geometry
     q = backend.to_device(np.zeros((len(visible), g.num_kv_heads, g.key_dim), np.float32))
-    options = {"table_len": table.shape[1]} | options
+    if "table_len" not in options:
+        options["table_len"] = table.shape[1]
     out = backend.to_host(backend.paged_decode(q, pool, 0, table, np.array(visible, np.int32), **options))
     np.testing.assert_array_equal(out, np.broadcast_to(out[:, :1, :1], out.shape))
     return out[:, 0, 0]

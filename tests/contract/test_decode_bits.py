@@ -1,0 +1,287 @@
+"""Direct equals gather, and a row's bits are its own (clauses D4, D5, D7, D10, D12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.specs import AttentionParams, Backend, InvalidInput, KVGeometry
+from tests.contract.kv import (
+    KV_DTYPES,
+    LAYOUTS,
+    Scene,
+    int32,
+    new_pool,
+    put_values,
+    refused,
+    same_bits,
+    scene,
+    slot,
+    tolerance,
+)
+from tests.contract.oracle import Array
+
+LENGTHS = (700, 33, 512, 0, 1, 513, 64, 31, *range(100, 124))
+GEOMETRIES = ((9, 3, 64), (8, 2, 128), (5, 1, 80), (20, 1, 17), (7, 1, 100), (3, 3, 32))
+PARAMS: tuple[dict[str, Any], ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"window": 600, "scale": 0.3})
+
+
+# -- D4 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("D4")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
+def test_direct_equals_gather(backend: Backend, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
+    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 8}
+    for query_len in (1, 3):
+        with scene(backend, (1030, 70, 0, 5, 512), query_len=query_len, **sizes) as s:
+            s.table[1, 2] = -1
+            for params in PARAMS:
+                direct, gather = s.decode(**params), s.decode(path="gather", **params)
+                same_bits(direct[0], gather[0])
+                same_bits(direct[1], gather[1])
+
+
+@pytest.mark.clause("D4", "L2")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(data=st.data())
+def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: st.DataObject) -> None:
+    draw = data.draw
+    lengths = draw(st.lists(st.integers(0, 50) | st.sampled_from([511, 512, 513]), min_size=1, max_size=5))
+    sizes = {
+        "head_dim": draw(st.integers(1, 70)),
+        "block_size": draw(st.integers(1, 20)),
+        "dtype": draw(st.sampled_from(KV_DTYPES)),
+        "query_len": draw(st.integers(1, 3)),
+        "seed": draw(st.integers(0, 999)),
+    }
+    with scene(backend, lengths, layout=layout, heads=draw(st.sampled_from([2, 4, 6])), **sizes) as s:
+        params = {"window": draw(st.none() | st.integers(1, 60)), "softcap": draw(st.none() | st.floats(0.5, 9))}
+        direct, gather = s.decode(**params), s.decode(path="gather", **params)
+        same_bits(direct[0], gather[0])
+        same_bits(direct[1], gather[1])
+
+
+@pytest.mark.clause("D12", "C9")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
+def test_only_the_switch_selects_gather(backend: Backend, heads: int, kv_heads: int, dim: int) -> None:
+    """No geometry, length or parameter makes direct fall back."""
+    with scene(backend, (70, 0, 513), heads=heads, num_kv_heads=kv_heads, head_dim=dim, query_len=2) as s:
+        for path in ("direct", "gather"):
+            for params in PARAMS:
+                before = {name: done(backend, name) for name in ("gather", "paged_decode")}
+                s.decode(path=path, **params)
+                assert done(backend, "paged_decode") == before["paged_decode"] + 1
+                assert done(backend, "gather") == before["gather"] + (path == "gather")
+
+
+def done(backend: Backend, operation: str) -> int:
+    """How often an operation ran, in a kernel or in numpy."""
+    return backend.counters.launches[operation] + backend.counters.delegated[operation]
+
+
+@pytest.mark.clause("D12")
+def test_direct_needs_no_memory_that_grows_with_the_table(backend: Backend) -> None:
+    """A table for 2^24 tokens, whose contiguous copy would take 137 GB: three tokens of it are visible."""
+    with new_pool(backend, KVGeometry(4, 64, 8, 128)) as pool:
+        put_values(backend, pool, [slot(pool, 1, t) for t in range(3)], [1, 2, 6])
+        table = np.full((1, 2**18), -1, np.int32)
+        table[0, 0] = 1 + pool.first_block
+        q = backend.to_device(np.ones((1, 8, 128), np.float32))
+        out = backend.paged_decode(q, pool, 0, table, int32(3), table_len=2**18)
+        np.testing.assert_allclose(backend.to_host(out), 3.0, rtol=1e-6)
+
+
+# -- D5 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("D5")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
+def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, dim: int, path: str, dtype: str) -> None:
+    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 16}
+    with scene(backend, LENGTHS, **sizes) as s:
+        out, lse = s.decode(path=path)
+        for size in (1, 3, 8):
+            for first in range(0, 32, 8 if size == 8 else 5):
+                rows = [(first + i) % 32 for i in range(size)]
+                part, part_lse = s.rows(*rows).decode(path=path)
+                same_bits(part, out[rows])
+                same_bits(part_lse, lse[rows])
+
+
+@pytest.mark.clause("D5", "D3")
+@given(data=st.data())
+def test_neighbours_padding_and_table_width_change_nothing(backend: Backend, data: st.DataObject) -> None:
+    """Any bucket, any order, padded rows whose q and table are garbage, any width: the same bits for every live row."""
+    draw = data.draw
+    heads, kv_heads, dim = draw(st.sampled_from(GEOMETRIES))
+    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "block_size": draw(st.sampled_from([1, 5, 16]))}
+    params = draw(st.sampled_from(PARAMS))
+    with scene(backend, draw(st.lists(st.integers(1, 40) | st.just(600), min_size=2, max_size=4)), **sizes) as s:
+        alone = [s.rows(b).decode(**params) for b in range(len(s.visible))]
+        order = draw(st.permutations(range(len(s.visible))))
+        batch = s.rows(*order)
+        pads, width = draw(st.integers(0, 13)), draw(st.integers(0, 40))
+        batch.q = np.concatenate([batch.q, np.full((pads, *s.q.shape[1:]), np.nan, np.float32)])
+        batch.table = np.pad(batch.table, ((0, pads), (0, width)), constant_values=10**6)
+        batch.visible = np.append(batch.visible, np.zeros(pads, np.int32))
+        batch.table_len = draw(st.integers(s.table_len, batch.table.shape[1]))
+        out, lse = batch.decode(**params)
+        for place, b in enumerate(order):
+            same_bits(out[place : place + 1], alone[b][0])
+            same_bits(lse[place : place + 1], alone[b][1])
+        assert not out[len(order) :].view(np.uint32).any()
+        assert s.pool.invalid == 0
+
+
+@pytest.mark.clause("D5", "D11")
+def test_a_query_among_several_equals_the_query_alone(backend: Backend) -> None:
+    with scene(backend, (530, 4, 17), heads=6, head_dim=40, query_len=5) as s:
+        for params in PARAMS:
+            out, lse = s.decode(**params)
+            for t in range(5):
+                visible = np.maximum(s.visible - (4 - t), 0)
+                one = Scene(backend, s.pool, s.q[:, t : t + 1].copy(), s.table, visible, s.table_len)
+                single, single_lse = one.decode(**params)
+                same_bits(single, out[:, t : t + 1])
+                same_bits(single_lse, lse[:, t : t + 1])
+
+
+@pytest.mark.clause("D5")
+def test_repeats_give_the_same_bits(backend: Backend) -> None:
+    with scene(backend, (4097, 1500, 700, 3), heads=8, num_kv_heads=2, head_dim=128, block_size=16) as s:
+        out, lse = s.decode()
+        for _ in range(10):
+            again, again_lse = s.decode()
+            same_bits(again, out)
+            same_bits(again_lse, lse)
+
+
+# -- D7 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("D7", "W3", "C9")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_no_host_read_and_no_sync(backend: Backend, path: str) -> None:
+    with scene(backend, (9, 0, 5)) as s:
+        s.table[0, 1] = -1
+        q, table, visible = (backend.to_device(x) for x in (s.q, s.table, s.visible))
+        counters = backend.counters
+        before = (counters.downloads, counters.syncs, counters.uploads)
+        backend.paged_decode(q, s.pool, 0, table, visible, table_len=s.table_len, path=path, return_lse=True)
+        assert (counters.downloads, counters.syncs, counters.uploads) == before
+        assert s.pool.invalid == 1
+
+
+# -- D10 -------------------------------------------------------------------------------------------------------------------
+
+
+def partial(backend: Backend, values: list[float], *, path: str = "direct") -> tuple[Any, Any]:
+    """Attention over equal keys (score 0) with these values, as device arrays; its LSE is ln of their number."""
+    with new_pool(backend, KVGeometry(3, 4, 1, 4)) as pool:
+        if values:
+            put_values(backend, pool, [slot(pool, 0, t) for t in range(len(values))], values)
+        q = backend.to_device(np.zeros((1, 2, 4), np.float32))
+        table = int32([pool.first_block])
+        out, lse = backend.paged_decode(
+            q, pool, 0, table, int32(len(values)), table_len=1, path=path, return_lse=True
+        )
+    return out, lse
+
+
+@pytest.mark.clause("D10")
+@pytest.mark.case("D09", "H02")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_the_lse_is_a_natural_logarithm(backend: Backend, path: str) -> None:
+    """Three keys of score 0 and value 0, one of value 8: LSEs ln 3 and 0, merged 2.0 (base 2 mixed up gives 1.361)."""
+    three, one = partial(backend, [0, 0, 0], path=path), partial(backend, [8], path=path)
+    np.testing.assert_allclose(backend.to_host(three[1]), np.log(3), rtol=1e-6)
+    np.testing.assert_allclose(backend.to_host(one[1]), 0.0, atol=1e-6)
+    out, lse = backend.merge_partials([three[0], one[0]], [three[1], one[1]])
+    np.testing.assert_allclose(backend.to_host(out), 2.0, rtol=1e-6)
+    np.testing.assert_allclose(backend.to_host(lse), np.log(4), rtol=1e-6)
+
+
+@pytest.mark.clause("D10", "D3")
+@pytest.mark.case("D09", "H02")
+def test_empty_parts_weigh_nothing_whatever_they_hold(backend: Backend) -> None:
+    some, none = partial(backend, [1, 5]), partial(backend, [])
+    assert np.isneginf(backend.to_host(none[1])).all()
+    for garbage in (0.0, 123.0, np.nan, np.inf):
+        empty = backend.to_device(np.full((1, 2, 4), garbage, np.float32))
+        for order in (0, 1):
+            parts = [(some[0], some[1]), (empty, none[1])]
+            outs, lses = zip(*(parts if order else parts[::-1]), strict=True)
+            out, lse = backend.merge_partials(outs, lses)
+            np.testing.assert_allclose(backend.to_host(out), 3.0, rtol=1e-6)
+            np.testing.assert_allclose(backend.to_host(lse), np.log(2), rtol=1e-6)
+        out, lse = backend.merge_partials([empty, empty], [none[1], none[1]])
+        assert not backend.to_host(out).any()
+        assert np.isneginf(backend.to_host(lse)).all()
+
+
+@pytest.mark.clause("D10", "D6")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@given(data=st.data())
+def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, data: st.DataObject) -> None:
+    """Cut a table anywhere, empty parts included: the merge is attention over all of it, for every query of T."""
+    draw = data.draw
+    block_size, columns = 4, draw(st.integers(1, 9))
+    with scene(backend, [block_size * columns] * 2, heads=4, dtype=dtype, block_size=block_size) as s:
+        cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=3)))
+        ends = [0, *cuts, columns]
+        outs, lses = [], []
+        for low, high in zip(ends[:-1], ends[1:], strict=True):
+            visible = np.full(2, (high - low) * block_size, np.int32)
+            part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
+            out, lse = part.decode()
+            outs.append(backend.to_device(out))
+            lses.append(backend.to_device(lse))
+        out, lse = (backend.to_host(x) for x in backend.merge_partials(outs, lses))
+        want = s.expect()
+        limit = tolerance(backend, dtype)
+        assert np.abs(out - want.out).max() <= limit * want.largest
+        np.testing.assert_allclose(lse, want.lse, rtol=limit, atol=limit)
+
+
+@pytest.mark.clause("D10")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_merged_parts_keep_their_dtype(backend: Backend, dtype: str) -> None:
+    out = backend.to_device(np.full((3, 2, 4), 2.0, np.float32), dtype)
+    lse = backend.to_device(np.linspace(-90, 90, 6, dtype=np.float32).reshape(3, 2))
+    merged, merged_lse = backend.merge_partials([out, out, out], [lse, lse, lse])
+    assert backend.xp.dtype(merged) == dtype
+    np.testing.assert_allclose(backend.to_host(merged), 2.0, rtol=8e-3)
+    np.testing.assert_allclose(backend.to_host(merged_lse), backend.to_host(lse) + np.log(3), rtol=1e-6)
+
+
+@pytest.mark.clause("D10")
+def test_parts_that_do_not_belong_together_are_refused(backend: Backend) -> None:
+    def device(*shape: int, dtype: Any = np.float32) -> Array:
+        return backend.to_device(np.zeros(shape, dtype))
+
+    out, lse = device(3, 2, 4), device(3, 2)
+    for outs, lses, says in (
+        ([], [], "got 0 outputs and 0 LSEs"),
+        ([out], [lse, lse], "got 1 outputs and 2 LSEs"),
+        ([out, device(3, 2, 5)], [lse, lse], r"got out \[3, 2, 5\]"),
+        ([out, out], [lse, device(3)], r"LSE float32\[3\], expected \[3, 2, 4\] and float32 \[3, 2\]"),
+        ([out], [device(3, 2, dtype=np.int32)], r"LSE int32\[3, 2\]"),
+    ):
+        with refused(backend, InvalidInput, says):
+            backend.merge_partials(outs, lses)
+
+
+@pytest.mark.clause("D10", "B4")
+def test_lse_is_a_capability(backend: Backend) -> None:
+    with scene(backend, (5,)) as s:
+        assert backend.capabilities.lse
+        assert AttentionParams().sinks is None
+        assert np.isfinite(s.decode()[1]).all()
