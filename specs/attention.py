@@ -171,7 +171,10 @@ def check_decode(
         )
     sinks = params.sinks
     if sinks is not None and not (xp.is_array(sinks) and xp.dtype(sinks) == "float32" and xp.shape(sinks) == (heads,)):
-        raise InvalidInput(f"paged_decode sinks: expected a float32 device array [{heads}], one logit a query head")
+        got = f"{xp.dtype(sinks)}{list(xp.shape(sinks))}" if xp.is_array(sinks) else type(sinks).__name__
+        raise InvalidInput(
+            f"paged_decode sinks: got {got}, expected a float32 device array [{heads}], one logit a query head"
+        )
     q4 = q if len(shape) == 4 else xp.reshape(q, (rows, 1, heads, dim))
     return q4, table, visible, params.scale if params.scale is not None else 1.0 / math.sqrt(dim)
 
