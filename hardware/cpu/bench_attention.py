@@ -4,8 +4,9 @@ attention.
 ``python -m forebay.hardware.cpu.bench_attention [--json FILE]``
 
 Everything is measured in one run, in interleaved rounds, so that a noisy neighbour meets all of it alike; the table
-shows the best and the median of the rounds. The ceiling is a sum over memory far larger than the caches. Ratios are
-to the ceiling on ``--threads`` threads, best to best and median to median.
+shows the best and the median of the rounds. All KV comes from numpy, as the ceiling's memory does: numpy asks for
+huge pages, without which page walks halve every rate. The ceiling is a sum over memory far larger than the caches.
+Ratios are to the ceiling on ``--threads`` threads, best to best and median to median.
 """
 
 from __future__ import annotations
@@ -109,6 +110,13 @@ def ceilings(threads: int) -> list[Measurement]:
     ]
 
 
+def _tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """An uninitialised tensor in numpy's memory."""
+    if dtype == "float32":
+        return torch.from_numpy(np.empty(shape, np.float32))
+    return torch.from_numpy(np.empty(shape, np.int16)).view(torch.bfloat16)
+
+
 def attention(geometry: Geometry, dtype: str, backend: Any) -> list[Measurement]:
     """Ours on both paths, PyTorch on contiguous KV, and PyTorch after a gather by the block table, all on equal
     numbers."""
@@ -117,7 +125,10 @@ def attention(geometry: Geometry, dtype: str, backend: Any) -> list[Measurement]
     kind = torch.float32 if dtype == "float32" else torch.bfloat16
     width = -(-g.context // g.block_size)
     blocks = g.batch * width
-    k, v = (torch.randn(blocks, g.block_size, g.kv_heads, g.head_dim).to(kind) for _ in range(2))
+    k, v = (_tensor((blocks, g.block_size, g.kv_heads, g.head_dim), dtype) for _ in range(2))
+    for plane in (k, v):
+        for block in plane:  # a block at a time: no second copy of the storage in float32
+            block.copy_(torch.randn(block.shape))
     q = torch.randn(g.batch, g.heads, g.head_dim)
     table = torch.randperm(blocks, dtype=torch.int32).reshape(g.batch, width)
     visible = torch.full((g.batch,), g.context, dtype=torch.int32)
@@ -137,7 +148,7 @@ def attention(geometry: Geometry, dtype: str, backend: Any) -> list[Measurement]
         rows = (plane.index_select(0, flat).reshape(g.batch, -1, g.kv_heads, g.head_dim) for plane in (k, v))
         return [plane[:, : g.context].transpose(1, 2) for plane in rows]
 
-    contiguous = [plane.contiguous() for plane in gathered()]
+    contiguous = [_tensor((g.batch, g.kv_heads, g.context, g.head_dim), dtype).copy_(rows) for rows in gathered()]
 
     def ours(path: str) -> torch.Tensor:
         return cast("torch.Tensor", backend.paged_decode(q, pool, 0, table, visible, table_len=width, path=path))

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .address import load_i32
+from .checks import Array
 from .compiled import SOURCES, compiled, int64
 from .row_loops import Vector, View, clear_row, copy_row, load_int
-from .rows import Array, vector_of, view_of
+from .rows import vector_of, view_of
 
 
 @compiled

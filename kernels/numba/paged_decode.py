@@ -16,10 +16,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .checks import Array, expect_float32, expect_int32, expect_storage
 from .decode_loop import build
 from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, Partials, Shape, count_invalid, plan_rows, wait_for_items
 from .gather import prepare_gather_blocks
-from .rows import Array, vector_of, view_of
+from .rows import vector_of, view_of
 from .tile_ops import TABLE_BYTES, TILE
 from .workers import helper, usable_cpus
 
@@ -37,6 +38,7 @@ _SPECIALISED: Final = (
     (4, 128, 2),
     (8, 128, 2),
 )
+_ANY: Final = (0, 0, 0)
 _PARTIALS_BUDGET: Final = 64 << 20
 """Bytes of partial results at once; a call that needs more goes over its rows in several passes."""
 _BYTES_PER_THREAD: Final = 1 << 20
@@ -58,18 +60,19 @@ def _loop(group: int, dim: int, size: int) -> Any:
     return build(dim, group, int(size == 2))
 
 
-def _choose(k: Array, v: Array, group: int) -> Any:
+def _key(k: Array, v: Array, group: int) -> tuple[int, int, int]:
+    """The build for these views; it depends on geometry alone, never on lengths or contents."""
     dim, size = k.shape[3], k.itemsize
     in_place = k.strides[3] == size and v.strides[3] == size and v.shape[3] == dim
     key = (group, dim, size)
-    return _loop(*key) if in_place and key in _SPECIALISED else _loop(0, 0, 0)
+    return key if in_place and key in _SPECIALISED else _ANY
 
 
 class _Memory:
     """Scratch of one call, in one allocation: the plan, the partial results, and for each thread query, scores and
     rows."""
 
-    def __init__(self, shape: Shape, rows: int, splits: int, threads: int) -> None:
+    def __init__(self, shape: Shape, rows: int, splits: int, threads: int, *, brings_rows: bool) -> None:
         _, kv_heads, group, _, _, k_padded, v_padded = shape
         heads = kv_heads * group
         self.rows = max(1, min(rows, _PARTIALS_BUDGET // (splits * heads * (v_padded + 2) * 4)))
@@ -86,8 +89,8 @@ class _Memory:
             heads * TILE * 4,
             heads * 4,
             4 * TABLE_BYTES,
-            TILE * kv_heads * k_padded * 4,
-            TILE * kv_heads * v_padded * 4,
+            brings_rows * TILE * kv_heads * k_padded * 4,
+            brings_rows * TILE * kv_heads * v_padded * 4,
         ]
         ends = [0, *accumulate(-(-size // 64) * 64 for size in (zero_row, *shared, *thread * threads))]
         self.buffer = np.empty(ends[-1] + 64, np.uint8)
@@ -106,6 +109,42 @@ def _address(array: Array) -> int:
 def _padded(dim: int) -> int:
     """Head sizes in the loop are whole pairs of vectors."""
     return -(-dim // 32) * 32
+
+
+def _check(
+    q: Array,
+    k_view: Array,
+    v_view: Array,
+    table: Array,
+    visible: Array,
+    out: Array,
+    lse: Array,
+    sinks: Array | None,
+    table_len: int,
+    block_size: int,
+    window: int | None,
+) -> None:
+    """Raise ValueError for arrays that do not fit together."""
+    if q.ndim != 4 or k_view.ndim != 4 or v_view.ndim != 4:
+        raise ValueError(f"q, k_view, v_view: got {q.ndim}, {k_view.ndim} and {v_view.ndim} axes, expected 4 each")
+    batch, query_len, heads, k_dim = q.shape
+    expect_storage("k_view", k_view, (None, block_size, None, k_dim))
+    expect_storage("v_view", v_view, (*k_view.shape[:3], None))
+    if k_view.dtype != v_view.dtype:
+        raise ValueError(f"v_view: got {v_view.dtype}, expected the dtype of k_view, {k_view.dtype}")
+    if heads % k_view.shape[2]:
+        raise ValueError(f"q: got {heads} query heads, expected a multiple of the {k_view.shape[2]} KV heads")
+    expect_float32("q", q, q.shape)
+    expect_float32("out", out, (batch, query_len, heads, v_view.shape[3]))
+    expect_float32("lse", lse, (batch, query_len, heads))
+    expect_int32("table", table, (batch, None))
+    expect_int32("visible", visible, (batch,))
+    if sinks is not None:
+        expect_float32("sinks", sinks, (heads,))
+    if not 0 <= table_len <= table.shape[1]:
+        raise ValueError(f"table_len: got {table_len}, expected 0 to the table's width {table.shape[1]}")
+    if window is not None and window < 1:
+        raise ValueError(f"window: got {window}, expected at least 1 or None")
 
 
 def prepare(
@@ -130,11 +169,13 @@ def prepare(
     threads: int | None = None,
 ) -> Callable[[], None]:
     """Resolve a :func:`paged_decode` once; the returned callable works on what the arrays hold when it is called."""
+    _check(q, k_view, v_view, table, visible, out, lse, sinks, table_len, block_size, window)
     batch, query_len, heads, k_dim = q.shape
     kv_heads, v_dim = k_view.shape[2], v_view.shape[3]
     group = heads // kv_heads
     shape = (query_len, kv_heads, group, k_dim, v_dim, _padded(k_dim), _padded(v_dim))
-    attend = _choose(k_view, v_view, group)
+    key = _key(k_view, v_view, group)
+    attend = _loop(*key)
     limits = (table_len, first_block, num_blocks, block_size)
     where = (_address(table), table.strides[0], table.strides[1])
     lengths = vector_of(visible)
@@ -171,7 +212,7 @@ def prepare(
 
     rows, splits = batch * query_len, max(1, -(-table_len * block_size // SPLIT))
     workers = max(1, min(threads or usable_cpus(), rows * splits))
-    memory = _Memory(shape, rows, splits, workers)
+    memory = _Memory(shape, rows, splits, workers, brings_rows=key == _ANY)
     plan, partials = memory.plan, memory.partials
     passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
 
@@ -255,6 +296,9 @@ def paged_decode(
             a result that is merged by log-sum-exp.
         path: ``"direct"`` reads the pool in place; ``"gather"`` first copies the visible rows to contiguous memory.
         threads: at most this many threads (default: the CPUs this process may use); small calls use one.
+
+    Raises:
+        ValueError: arrays that do not fit together; nothing was written.
     """
     prepare(
         q,

@@ -10,11 +10,11 @@ arrays hold at the time of the call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .checks import Array, expect_indices, expect_int32, expect_storage
 from .row_loops import INVALID_SLOT, Vector, View, copy_plane, read_plane, resolve_slots, write_plane
 
 __all__ = [
@@ -30,8 +30,6 @@ __all__ = [
     "slots_from_table",
     "write_rows",
 ]
-
-Array = npt.NDArray[Any]
 
 
 def view_of(view: Array | None) -> View:
@@ -55,10 +53,17 @@ def vector_of(vector: Array) -> Vector:
 Plane = tuple[View, View, int, int, int]
 
 
-def _planes(k_view: Array, v_view: Array | None, k: Array, v: Array | None) -> list[Plane]:
+def _planes(k_view: Array, v_view: Array | None, k: Array, v: Array | None, n: int) -> list[Plane]:
     """(pool, rows, block_size, heads, dim) of the K plane and, where V has its own columns, of the V plane."""
-    pairs = [(k_view, k)] if v_view is None else [(k_view, k), (v_view, v)]
-    return [(view_of(pool), rows_of(rows), pool.shape[1], pool.shape[2], pool.shape[3]) for pool, rows in pairs]
+    if (v_view is None) != (v is None):
+        raise ValueError("v_view and v: got only one of them, expected both or neither")
+    planes = []
+    for name, pool, rows in (("k", k_view, k), ("v", v_view, v)):
+        if pool is not None and rows is not None:
+            expect_storage(f"{name}_view", pool, (k_view.shape[0], k_view.shape[1], k_view.shape[2], None))
+            expect_storage(name, rows, (n, *pool.shape[2:]))
+            planes.append((view_of(pool), rows_of(rows), pool.shape[1], pool.shape[2], pool.shape[3]))
+    return planes
 
 
 def prepare_write_rows(
@@ -73,8 +78,9 @@ def prepare_write_rows(
     num_slots: int,
 ) -> Callable[[], None]:
     """Resolve a :func:`write_rows` once; the returned callable writes what the arrays hold when it is called."""
-    planes = _planes(k_view, v_view, k, v)
+    expect_indices("slots", slots)
     where, n = vector_of(slots), len(slots)
+    planes = _planes(k_view, v_view, k, v, n)
 
     # The default keeps the arrays alive: compiled code sees only their addresses.
     def write(_alive: tuple[Array | None, ...] = (k_view, v_view, slots, k, v)) -> None:
@@ -111,6 +117,9 @@ def write_rows(
         dropped: int32 ``[1]``; the number of dropped rows is added to it.
         first_slot: lowest live slot (``BS`` for a pool with a sink, else 0); slots below it are dropped.
         num_slots: ``NB * BS``; slots from here on are dropped.
+
+    Raises:
+        ValueError: an array of another dtype or shape; nothing was written.
     """
     prepare_write_rows(k_view, v_view, slots, k, v, dropped, first_slot=first_slot, num_slots=num_slots)()
 
@@ -127,8 +136,9 @@ def prepare_read_rows(
     num_slots: int,
 ) -> Callable[[], None]:
     """Resolve a :func:`read_rows` once; the returned callable reads what the arrays hold when it is called."""
-    planes = _planes(k_view, v_view, k_out, v_out)
+    expect_indices("slots", slots)
     where, n = vector_of(slots), len(slots)
+    planes = _planes(k_view, v_view, k_out, v_out, n)
 
     def read(_alive: tuple[Array | None, ...] = (k_view, v_view, slots, k_out, v_out)) -> None:
         count = 0
@@ -170,10 +180,12 @@ def prepare_copy_rows(
     num_slots: int,
 ) -> Callable[[], None]:
     """Resolve a :func:`copy_rows` once; the returned callable copies what the arrays hold when it is called."""
+    expect_indices("src_slots", src_slots)
+    expect_indices("dst_slots", dst_slots, len(src_slots))
     origins, targets, n = vector_of(src_slots), vector_of(dst_slots), len(src_slots)
     k_held = np.empty((n, *k_view.shape[2:]), k_view.dtype)
     v_held = None if v_view is None else np.empty((n, *v_view.shape[2:]), v_view.dtype)
-    planes = _planes(k_view, v_view, k_held, v_held)
+    planes = _planes(k_view, v_view, k_held, v_held, n)
 
     def copy(_alive: tuple[Array | None, ...] = (k_view, v_view, src_slots, dst_slots, k_held, v_held)) -> None:
         count = 0
@@ -216,12 +228,17 @@ def prepare_slots_from_table(
     if out.itemsize == 4 and num_blocks * block_size > 2**31:
         raise ValueError(f"slots of {num_blocks} blocks of {block_size} tokens do not fit int32; pass an int64 out")
     grid = positions if positions.ndim == 2 else positions[:, None]
+    expect_int32("positions", grid, (None, None))
+    expect_int32("table", table, (grid.shape[0], None))
+    expect_indices("out", out, grid.size)
     where = (table.__array_interface__["data"][0], *table.strides)
     what = (grid.__array_interface__["data"][0], *grid.strides)
     target = (out.__array_interface__["data"][0], out.itemsize)
     batch, length = grid.shape
-    if not out.flags.c_contiguous or out.size != batch * length:
-        raise ValueError(f"out must be contiguous with {batch * length} elements, got shape {out.shape}")
+    if table_len > table.shape[1]:
+        raise ValueError(f"table_len: got {table_len}, expected at most the table's width {table.shape[1]}")
+    if not out.flags.c_contiguous:
+        raise ValueError("out: got a strided array, expected a contiguous one")
 
     def resolve(_alive: tuple[Array, ...] = (table, positions, out)) -> None:
         resolve_slots(where, what, target, batch, length, table_len, block_size, first_block, num_blocks)
@@ -251,7 +268,7 @@ def slots_from_table(
             :data:`INVALID_SLOT`, which every door drops and counts.
 
     Raises:
-        ValueError: ``out`` is too small a type for the pool, not contiguous or of the wrong size.
+        ValueError: an array of another dtype or shape; ``out`` too small a type for the pool, or strided.
     """
     prepare_slots_from_table(table, positions, table_len, block_size, first_block, num_blocks, out)()
 

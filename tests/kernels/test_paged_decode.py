@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -316,3 +317,40 @@ def test_the_count_of_invalid_blocks_is_added() -> None:
     invalid[0] = 3
     paged_decode(case.q, case.k, case.v, case.table, case.visible, out, lse, invalid, **case.options)
     assert invalid[0] == 4
+
+
+@pytest.mark.clause("D1", "D8")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": np.zeros((1, 1, 3, 64), np.float32)}, "q: got 3 query heads, expected a multiple of the 2 KV heads"),
+        (
+            {"q": np.zeros((1, 1, 4, 64))},
+            "q: got contiguous float64[1, 1, 4, 64], expected contiguous float32[1, 1, 4, 64]",
+        ),
+        (
+            {"q": np.zeros((1, 1, 4, 128), np.float32)[..., ::2]},
+            "q: got strided float32[1, 1, 4, 64], expected contiguous",
+        ),
+        ({"q": np.zeros((1, 4, 64), np.float32)}, "q, k_view, v_view: got 3, 4 and 4 axes, expected 4 each"),
+        (
+            {"q": np.zeros((1, 1, 4, 32), np.float32)},
+            "k_view: got contiguous float32[4, 16, 2, 64], expected float32 or uint16",
+        ),
+        ({"table": np.zeros(3, np.int32)}, "table: got contiguous int32[3], expected int32[1, any]"),
+        ({"table": np.zeros((1, 3), np.int64)}, "table: got contiguous int64[1, 3], expected int32[1, any]"),
+        ({"visible": np.zeros(2, np.int32)}, "visible: got contiguous int32[2], expected int32[1]"),
+        ({"table_len": 9}, "table_len: got 9, expected 0 to the table's width 3"),
+        ({"window": 0}, "window: got 0, expected at least 1 or None"),
+        ({"sinks": np.zeros(3, np.float32)}, "sinks: got contiguous float32[3], expected contiguous float32[4]"),
+        ({"block_size": 8}, "k_view: got contiguous float32[4, 16, 2, 64], expected float32 or uint16"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    case = make([9])
+    out, lse, invalid = case.outputs()
+    arrays = {name: change.get(name, getattr(case, name)) for name in ("q", "table", "visible")}
+    options = {**case.options, **{name: value for name, value in change.items() if name not in arrays}}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paged_decode(arrays["q"], case.k, case.v, arrays["table"], arrays["visible"], out, lse, invalid, **options)
+    assert np.isnan(out).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -216,12 +217,36 @@ def test_slots_that_do_not_fit_their_type_are_refused() -> None:
     table, positions = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
     with pytest.raises(ValueError, match=r"slots of 67108865 blocks of 32 tokens do not fit int32; pass an int64 out"):
         slots_from_table(table, positions, 1, 32, 0, 2**26 + 1, np.zeros(1, np.int32))
-    with pytest.raises(ValueError, match=r"out must be contiguous with 1 elements, got shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"out: got contiguous int32\[2\], expected int32 or int64 \[1\]"):
         slots_from_table(table, positions, 1, 32, 0, 2, np.zeros(2, np.int32))
     large = np.zeros(1, np.int64)
     table[:] = 2**30
     slots_from_table(table, np.array([31], np.int32), 1, 32, 0, 2**31 - 1, large)
     assert large[0] == 2**35 + 31
+
+
+@pytest.mark.clause("D1", "W6")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": np.zeros(2, np.int16)}, "slots: got contiguous int16[2], expected int32 or int64 [N]"),
+        ({"slots": np.zeros((2, 1), np.int64)}, "slots: got contiguous int64[2, 1], expected int32 or int64 [N]"),
+        ({"k": np.zeros((3, 3, 6), np.float32)}, "k: got contiguous float32[3, 3, 6], expected float32 or uint16"),
+        (
+            {"k": np.zeros((2, 3, 6))},
+            "k: got contiguous float64[2, 3, 6], expected float32 or uint16 (bfloat16 bits) [2, 3, 6]",
+        ),
+        ({"v": None}, "v_view and v: got only one of them, expected both or neither"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    k, v = pool("NHD", "float32")
+    before = whole(k, v).copy()
+    good = {"slots": np.array([8, 9]), "k": numbers((2, HEADS, 6), "float32"), "v": numbers((2, HEADS, 5), "float32")}
+    call = {**good, **change}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_rows(k, v, call["slots"], call["k"], call["v"], np.zeros(1, np.int32), **limits())
+    np.testing.assert_array_equal(whole(k, v), before)
 
 
 @pytest.mark.clause("W9")
