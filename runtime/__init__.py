@@ -1,12 +1,21 @@
-"""The runtime: configuration, backend selection, block allocation, Lanes and the engine."""
+"""The runtime: configuration, backend selection, block allocation, Lanes and the engine.
 
-from .allocator import BlockAllocator
-from .engine import Engine
-from .model import Model, load_model
-from .request import GenerationResult, Request
-from .sampling import SamplingParams
-from .selection import open_backend
-from .settings import Settings
+The public names are imported when first used, so that a command that needs none of them starts at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .allocator import BlockAllocator
+    from .engine import Engine
+    from .model import Model, load_model
+    from .request import GenerationResult, Request
+    from .sampling import SamplingParams
+    from .selection import open_backend
+    from .settings import Settings
 
 __all__ = [
     "BlockAllocator",
@@ -19,3 +28,27 @@ __all__ = [
     "load_model",
     "open_backend",
 ]
+
+_HOMES: Final = {
+    "BlockAllocator": "allocator",
+    "Engine": "engine",
+    "GenerationResult": "request",
+    "Model": "model",
+    "Request": "request",
+    "SamplingParams": "sampling",
+    "Settings": "settings",
+    "load_model": "model",
+    "open_backend": "selection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*globals(), *_HOMES})
