@@ -17,7 +17,7 @@ from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver
 from forebay.specs.dtypes import BITS_DTYPE, HostArray, host_from_bits
-from forebay.specs.errors import InvalidInput, InvalidLayout
+from forebay.specs.errors import CaptureViolation, InvalidInput, InvalidLayout
 from forebay.specs.geometry import kv_views
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Effects, Fetch, Step
@@ -153,11 +153,22 @@ class CpuDriver(Driver):
             with HostReadGuard(recorder), recorder:
                 effects = step()
                 emits = self._record_commit(recorder, effects)
+        except TypeError as error:
+            if "numpy" not in str(error).lower():
+                raise
+            raise CaptureViolation(
+                f"a numpy array among device arrays while capturing Segment {step.segment}; constants are Buffers made before "
+                f"capture ({error})"
+            ) from error
         finally:
             self._recorder = None
         return CpuTrace(recorder.tape, emits)
 
     def _record_commit(self, recorder: Recorder, effects: Effects) -> dict[str, Tensor]:
+        for name, x in effects.emits.items():
+            recorder.check_held(f"emit {name!r}", x)
+        for buffer, x in effects.updates:
+            recorder.check_held(f"update of {buffer.name!r}", x)
         emits = {name: x.clone() if recorder.is_declared(x) else x for name, x in effects.emits.items()}
         values = [(buffer, x.clone() if recorder.is_declared(x) else x) for buffer, x in effects.updates]
         with recorder.pause():
@@ -193,7 +204,8 @@ class CpuDriver(Driver):
     def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: Tensor, v: Tensor | None) -> None:
         """Scatter rows by the numba door."""
         views, first, num_slots = self._door(pool, layer)
-        slots, k, v = self._slots(pool, loc), k.contiguous(), None if v is None else v.contiguous()
+        self._check_held("pool.write", k, v)
+        slots, k, v = self._slots(pool, loc), _rows_of(k), None if v is None else _rows_of(v)
         self._issue(
             lambda: rows.prepare_write_rows(
                 views[0],
@@ -253,6 +265,7 @@ class CpuDriver(Driver):
         """Attention by the numba kernel in float32; the output is rounded to q's dtype."""
         g, (batch, query_len, heads, _) = call.pool.geometry, call.q.shape
         views, _, _ = self._door(call.pool, call.layer)
+        self._check_held("paged_decode", call.q, call.table, call.visible, call.sinks)
         q = call.q.to(torch.float32).contiguous()
         out = self._empty((batch, query_len, heads, g.value_dim), torch.float32)
         lse = self._empty((batch, query_len, heads), torch.float32)
@@ -321,6 +334,11 @@ class CpuDriver(Driver):
         with self._recorder.pause():
             self._recorder.tape.operations.append(prepare())
 
+    def _check_held(self, act: str, *arrays: Tensor | None) -> None:
+        """Refuse a closed-over array while recording: what a kernel takes as it is, no torch operation would see."""
+        if self._recorder is not None:
+            self._recorder.check_held(act, *arrays)
+
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for a kernel's output; while recording it belongs to the trace."""
         if self._recorder is None:
@@ -348,10 +366,12 @@ class CpuDriver(Driver):
     def _slots(self, pool: Pool, loc: WriteLoc) -> Tensor:
         """Flat int32 slots of a location; a table is lowered on the device."""
         if loc.ids is not None:
+            self._check_held("a door's slot ids", loc.ids)
             flat: Tensor = loc.ids.contiguous()
             return flat
         if loc.table is None or loc.positions is None or loc.table_len is None:
             raise InvalidInput("WriteLoc: neither ids nor a table with positions")
+        self._check_held("a door's table and positions", loc.table.array, loc.positions)
         table, positions, table_len = loc.table.array, loc.positions.contiguous(), loc.table_len
         slots = self._empty((positions.numel(),), torch.int32)
         self._issue(
@@ -375,6 +395,11 @@ def _bits_of(x: Tensor) -> HostArray:
         return bits
     whole: HostArray = x.numpy()
     return whole
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """Rows as the doors take them: contiguous float32 or bfloat16 (float16 goes through float32, exactly)."""
+    return (x.to(torch.float32) if x.dtype == torch.float16 else x).contiguous()
 
 
 def _copy_into(target: Tensor, source: Tensor) -> None:

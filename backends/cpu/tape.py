@@ -82,10 +82,11 @@ class HostReadGuard(TorchFunctionMode):
         """Refuse a host read, let everything else through."""
         if not self._recorder.paused:
             name = resolve_name(func)
+            where = f"while capturing Segment {self._recorder.segment}"
             if name in HOST_READS:
-                raise CaptureViolation(
-                    f"host read of a device value by {name} while capturing Segment {self._recorder.segment}"
-                )
+                raise CaptureViolation(f"host read of a device value by {name} {where}")
+            if name == "torch.Tensor.__setitem__":
+                raise CaptureViolation(f"{name} changes an array in place {where}; return it as an update")
         return func(*args, **(kwargs or {}))
 
 
@@ -116,6 +117,18 @@ class Recorder(TorchDispatchMode):
         self._known.add(_storage(x))
         self._alive.append(x)
         return x
+
+    def check_held(self, act: str, *arrays: Tensor | None) -> None:
+        """Refuse arrays that neither a declared Buffer nor this trace holds (clause C2).
+
+        Torch operations are checked as they come; this is for arrays that reach a kernel or the commit without one.
+        """
+        for x in arrays:
+            if x is not None and _storage(x) not in self._known:
+                raise CaptureViolation(
+                    f"{act} uses an array of shape {list(x.shape)} that no declared Buffer holds "
+                    f"(closed over, or made on the host) while capturing Segment {self.segment}"
+                )
 
     def is_declared(self, x: Tensor) -> bool:
         """True if ``x`` shares memory with a declared Buffer."""
@@ -149,12 +162,9 @@ class Recorder(TorchDispatchMode):
             raise CaptureViolation(f"{name} changes an array in place {where}; return it as an update")
         if not inputs and name != "aten::scalar_tensor":
             raise CaptureViolation(f"{name} creates an array {where}; constants are Buffers made before capture")
-        for x in inputs:
-            if _storage(x) not in self._known:
-                raise CaptureViolation(
-                    f"{name} uses an array of shape {list(x.shape)} that no declared Buffer holds "
-                    f"(closed over, or made on the host) {where}"
-                )
+        if name == "aten::index" and any(x.dtype in (torch.bool, torch.uint8) for x in inputs[1:]):
+            raise CaptureViolation(f"{name} by a mask takes its shape from device values {where}; use xp.where")
+        self.check_held(name, *inputs)
 
     def _record(
         self,
