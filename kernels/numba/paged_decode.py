@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, Final, Literal
@@ -17,8 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks import Array, expect_float32, expect_int32, expect_storage
-from .decode_loop import build
-from .decode_plan import HEAD_BYTES, ROW_BYTES, SPLIT, Partials, Shape, count_invalid, plan_rows, wait_for_items
+from .decode_loop import Scratch, build
+from .decode_plan import (
+    HEAD_BYTES,
+    ROW_BYTES,
+    SPLIT,
+    Limits,
+    Partials,
+    Shape,
+    Table,
+    count_invalid,
+    plan_rows,
+    wait_for_items,
+)
 from .gather import prepare_gather_blocks
 from .rows import vector_of, view_of
 from .tile_ops import TABLE_BYTES, TILE
@@ -99,7 +111,9 @@ class _Memory:
         self.buffer[: zero_row + 64] = 0
         zeros, self.plan, sums, maxima, weights, *rest = (base + end for end in ends[:-1])
         self.partials: Partials = (sums, maxima, weights)
-        self.scratch = [(*rest[i * 6 : i * 6 + 6], zeros) for i in range(threads)]
+        self.scratch: list[Scratch] = [
+            (a, b, c, d, e, f, zeros) for a, b, c, d, e, f in zip(*[iter(rest)] * 6, strict=True)
+        ]
 
 
 def _address(array: Array) -> int:
@@ -147,6 +161,44 @@ def _check(
         raise ValueError(f"window: got {window}, expected at least 1 or None")
 
 
+@dataclass(frozen=True)
+class _Source:
+    """Where the loop finds its rows: views, the table that leads to them, and what brings them there before each
+    call."""
+
+    k: Array
+    v: Array
+    table: Int32
+    limits: Limits
+    fetch: Callable[[], None] | None
+
+
+def _gather(pool: _Source, visible: Int32, query_len: int, window: int | None) -> _Source:
+    """Contiguous scratch as a pool of its own, filled from ``pool`` before each call: sequence b, column c is block b
+    * len + c."""
+    table_len, first_block, num_blocks, block_size = pool.limits
+    batch, blocks = len(visible), len(visible) * table_len
+    k, v = (np.empty((blocks, *view.shape[1:]), view.dtype) for view in (pool.k, pool.v))
+    fetch = prepare_gather_blocks(
+        pool.k,
+        pool.v,
+        pool.table,
+        visible,
+        *(rows.reshape(batch, table_len * block_size, *rows.shape[2:]) for rows in (k, v)),
+        table_len=table_len,
+        first_block=first_block,
+        num_blocks=num_blocks,
+        query_len=query_len,
+        window=window,
+    )
+    table = np.arange(blocks, dtype=np.int32).reshape(batch, table_len)
+    return _Source(k, v, table, (table_len, 0, blocks, block_size), fetch)
+
+
+def _table(table: Int32) -> Table:
+    return (_address(table), table.strides[0], table.strides[1])
+
+
 def prepare(
     q: Float32,
     k_view: Array,
@@ -172,69 +224,47 @@ def prepare(
     _check(q, k_view, v_view, table, visible, out, lse, sinks, table_len, block_size, window)
     batch, query_len, heads, k_dim = q.shape
     kv_heads, v_dim = k_view.shape[2], v_view.shape[3]
-    group = heads // kv_heads
-    shape = (query_len, kv_heads, group, k_dim, v_dim, _padded(k_dim), _padded(v_dim))
-    key = _key(k_view, v_view, group)
-    attend = _loop(*key)
+    shape = (query_len, kv_heads, heads // kv_heads, k_dim, v_dim, _padded(k_dim), _padded(v_dim))
+    key = _key(k_view, v_view, heads // kv_heads)
     limits = (table_len, first_block, num_blocks, block_size)
-    where = (_address(table), table.strides[0], table.strides[1])
-    lengths = vector_of(visible)
-    width = window or 0
-    factors = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
-    io = (_address(q), _address(out), _address(lse), 0 if sinks is None else _address(sinks))
-    token_bytes = kv_heads * (k_dim + v_dim) * k_view.itemsize
-
-    gather, seen, seen_limits, k_seen, v_seen = None, where, limits, k_view, v_view
+    source = _Source(k_view, v_view, table, limits, None)
     if path == "gather":
-        k_seen = np.empty((batch, table_len * block_size, kv_heads, k_dim), k_view.dtype)
-        v_seen = np.empty((batch, table_len * block_size, kv_heads, v_dim), v_view.dtype)
-        gather = prepare_gather_blocks(
-            k_view,
-            v_view,
-            table,
-            visible,
-            k_seen,
-            v_seen,
-            table_len=table_len,
-            first_block=first_block,
-            num_blocks=num_blocks,
-            query_len=query_len,
-            window=window,
-        )
-        table = np.arange(batch * table_len, dtype=np.int32).reshape(batch, table_len)
-        seen, seen_limits = (
-            (_address(table), table.strides[0], table.strides[1]),
-            (table_len, 0, batch * table_len, block_size),
-        )
-        k_seen = k_seen.reshape(batch * table_len, block_size, kv_heads, k_dim)
-        v_seen = v_seen.reshape(batch * table_len, block_size, kv_heads, v_dim)
-    k, v = view_of(k_seen), view_of(v_seen)
+        source = _gather(source, visible, query_len, window)
+    attend = _loop(*key)
+    where, lengths, width = _table(table), vector_of(visible), window or 0
+    io = (_address(q), _address(out), _address(lse), 0 if sinks is None else _address(sinks))
+    factors = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
+    token_bytes = kv_heads * (k_dim + v_dim) * k_view.itemsize
 
     rows, splits = batch * query_len, max(1, -(-table_len * block_size // SPLIT))
     workers = max(1, min(threads or usable_cpus(), rows * splits))
     memory = _Memory(shape, rows, splits, workers, brings_rows=key == _ANY)
-    plan, partials = memory.plan, memory.partials
-    passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
+    plan, fetch = memory.plan, source.fetch
+    k, v, seen = view_of(source.k), view_of(source.v), _table(source.table)
 
     # Compiled code knows these by address only. A helper may come late, after the caller has dropped the call: its job
     # keeps them alive too.
-    alive = (q, k_view, v_view, k_seen, v_seen, table, visible, out, lse, sinks, memory)
+    alive = (q, k_view, v_view, table, visible, out, lse, sinks, source, memory)
 
-    def job(first: int, count: int, scratch: tuple[int, ...]) -> Callable[[], None]:
+    def job(first: int, count: int, scratch: Scratch) -> Callable[[], None]:
         def run(_alive: tuple[Any, ...] = alive) -> None:
-            attend(plan, first, count, shape, k, v, seen, seen_limits, factors, io, partials, scratch)
+            attend(plan, first, count, shape, k, v, seen, source.limits, factors, io, memory.partials, scratch)
 
         return run
 
-    jobs = [[job(first, count, scratch) for scratch in memory.scratch] for first, count in passes]
+    passes = [
+        (first, count, [job(first, count, scratch) for scratch in memory.scratch])
+        for first in range(0, rows, memory.rows)
+        if (count := min(memory.rows, rows - first))
+    ]
 
     def decode(_alive: tuple[Any, ...] = alive) -> None:
         bad = count_invalid(lengths, batch, query_len, width, where, limits)
         if bad:
             invalid[0] += bad
-        if gather is not None:
-            gather()
-        for (first, count), (mine, *others) in zip(passes, jobs, strict=True):
+        if fetch is not None:
+            fetch()
+        for first, count, (mine, *others) in passes:
             tokens = plan_rows(plan, first, count, lengths, query_len, width, limits, heads, v_dim, io)
             helpers = min(len(others), tokens * token_bytes // _BYTES_PER_THREAD)
             for i in range(helpers):

@@ -101,6 +101,16 @@ def test_threads(dtype: Dtype, path: str) -> None:
         sys.setswitchinterval(interval)
 
 
+@pytest.mark.clause("D5")
+def test_helpers_that_come_after_the_call_is_gone() -> None:
+    """A helper may reach its job when the caller has long dropped the arrays: it must find them, and nothing to do."""
+    cases = [make([1500, 900, 40], heads=8, kv_heads=8, dim=64, seed=seed) for seed in range(3)]
+    wants = [case.run(threads=1)[0] for case in cases]
+    for _ in range(40):
+        for case, want in zip(cases, wants, strict=True):
+            np.testing.assert_array_equal(case.run(threads=6, path="gather")[0].view(np.uint32), want.view(np.uint32))
+
+
 @pytest.mark.clause("D5", "D11")
 def test_a_call_too_large_for_one_pass() -> None:
     """Chunked prefill with many partial results goes over its rows in passes; the first and last rows are those of T
