@@ -71,7 +71,7 @@ class Scope:
                 raise CaptureViolation(
                     f"Segment {self.segment}: emit {name!r} is a host {type(value).__name__}, expected a device array"
                 )
-        return Effects(checked, dict(emits))
+        return Effects(checked, dict(emits), list(self.taken))
 
     def _check_update(self, buffer: Buffer, value: Array, xp: ArrayNamespace) -> None:
         if buffer not in self.segment.updates:

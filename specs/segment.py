@@ -105,10 +105,14 @@ class Segment:
 
 @dataclass
 class Effects:
-    """What one evaluation of a Segment asks for: simultaneous updates, then emits (device arrays, values before the commit)."""
+    """What one evaluation of a Segment asks for: simultaneous updates, then emits (device arrays, values before the commit).
+
+    ``taken`` are the reserved Buffers it took; updates and emits may share memory with them and with the declared ones.
+    """
 
     updates: list[tuple[Buffer, Array]]
     emits: dict[str, Array]
+    taken: list[Buffer] = field(default_factory=list)
 
 
 @dataclass

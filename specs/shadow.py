@@ -49,7 +49,12 @@ class Shadow(Pool):
         return (self._version_buffer, self._staged_buffer)
 
     def invalidate(self) -> None:
-        """Make every staged block unreadable until it is staged again; one small upload, nothing is erased."""
+        """Make every staged block unreadable until it is staged again; one small upload, nothing is erased.
+
+        Raises:
+            CaptureViolation: inside a Segment; the version stays.
+        """
+        self._backend.forbid_in_segment("invalidating a shadow (a host write)")
         self._version += 1
         self._backend.upload(self._version_buffer, np.array([self._version], np.int32))
 

@@ -133,7 +133,7 @@ class CpuDriver(Driver):
     def run(self, step: Step) -> Fetch:
         """Evaluate, then commit; values that share a Buffer's memory are copied before the first update lands (clause C13)."""
         effects = step()
-        memory = {b.handle.untyped_storage().data_ptr() for b in step.segment.buffers}
+        memory = {b.handle.untyped_storage().data_ptr() for b in (*step.segment.buffers, *effects.taken)}
 
         def settled(x: Tensor) -> Tensor:
             return x.clone() if x.untyped_storage().data_ptr() in memory else x
