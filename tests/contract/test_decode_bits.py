@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -190,9 +191,7 @@ def partial(backend: Backend, values: list[float], *, path: str = "direct") -> t
             put_values(backend, pool, [slot(pool, 0, t) for t in range(len(values))], values)
         q = backend.to_device(np.zeros((1, 2, 4), np.float32))
         table = int32([pool.first_block])
-        out, lse = backend.paged_decode(
-            q, pool, 0, table, int32(len(values)), table_len=1, path=path, return_lse=True
-        )
+        out, lse = backend.paged_decode(q, pool, 0, table, int32(len(values)), table_len=1, path=path, return_lse=True)
     return out, lse
 
 
@@ -238,7 +237,7 @@ def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, da
         cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=3)))
         ends = [0, *cuts, columns]
         outs, lses = [], []
-        for low, high in zip(ends[:-1], ends[1:], strict=True):
+        for low, high in pairwise(ends):
             visible = np.full(2, (high - low) * block_size, np.int32)
             part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
             out, lse = part.decode()

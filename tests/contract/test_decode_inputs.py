@@ -66,7 +66,9 @@ def test_int32_and_host_int64_tables_are_taken(backend: Backend, dtype: Any, mar
 
 @pytest.mark.clause("D1")
 @pytest.mark.case("I03")
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "float32", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "float32", "float64", "bool"]
+)
 @pytest.mark.parametrize("name", ["table", "visible"])
 def test_other_host_types_are_refused_by_name(backend: Backend, name: str, dtype: str) -> None:
     with scene(backend, (4,)) as s:
@@ -173,7 +175,9 @@ def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
     with new_pool(backend, KVGeometry(9, 2, 1, 4)) as pool:
         page_values(backend, pool)
         first = pool.first_block
-        got = mean_of_values(backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [2, 6])
+        got = mean_of_values(
+            backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [2, 6]
+        )
         np.testing.assert_array_equal(got, [7.0, 2.0])
         q = backend.to_device(np.zeros((2, 1, 4), np.float32))
         ragged = int32(7, 1, 2, 3)
@@ -241,7 +245,9 @@ class Late:
         ({"q": np.zeros((2, 4, 8), np.float32)}, InvalidInput, "q: got ndarray, expected a device array"),
     ],
 )
-def test_a_wrong_argument_is_refused(backend: Backend, changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_a_wrong_argument_is_refused(
+    backend: Backend, changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     with scene(backend, (9, 5), block_size=4) as s:
         late = Late(s)
         with refused(backend, error, says, s.pool):
@@ -353,7 +359,7 @@ def test_pools_that_are_not_the_backends_are_refused(backend: Backend) -> None:
             lambda: other.create_pool(s.pool.geometry),
             lambda: other.buffer("x", np.zeros(1, np.float32)),
         ):
-            with pytest.raises(InvalidInput, match="is closed; open it again|pool of another backend"):
+            with pytest.raises(InvalidInput, match=r"is closed; open it again|pool of another backend"):
                 use()
 
 

@@ -250,9 +250,9 @@ def test_a_copy_reads_before_it_writes_and_moves_bits(backend: Backend, layout: 
 
 @pytest.mark.clause("W6")
 def test_a_copy_of_unequal_counts_is_refused(backend: Backend) -> None:
-    with new_pool(backend, geometry()) as pool:
-        with refused(backend, InvalidInput, "2 source rows and 1 target rows", pool):
-            pool.copy(WriteLoc.slots(int32(4, 5)), WriteLoc.slots(int32(6)))
+    says = "2 source rows and 1 target rows"
+    with new_pool(backend, geometry()) as pool, refused(backend, InvalidInput, says, pool):
+        pool.copy(WriteLoc.slots(int32(4, 5)), WriteLoc.slots(int32(6)))
 
 
 # -- rows: dtypes, shapes, strides -----------------------------------------------------------------------------------------
@@ -350,7 +350,10 @@ def test_no_rows_are_a_legal_call(backend: Backend) -> None:
         (WriteLoc.paged(np.array([[2**40]]), int32(0), table_len=1), "block table: int64 values .* do not fit int32"),
         (WriteLoc.paged(int32([1]), np.array([0.0]), table_len=1), "positions: got numpy float64"),
         (WriteLoc.paged(int32([1]), np.array([2**33]), table_len=1), "positions: int64 values .* do not fit"),
-        (WriteLoc.paged(int32([1]), int32([[0]]), table_len=1), r"positions: got shape \(1, 1, 1\), expected 1-D or 2-D"),
+        (
+            WriteLoc.paged(int32([1]), int32([[0]]), table_len=1),
+            r"positions: got shape \(1, 1, 1\), expected 1-D or 2-D",
+        ),
         (WriteLoc.paged(int32([1]), int32(4), table_len=1), "row 0 has slot 16"),
         (WriteLoc.paged(int32([1]), int32(-2), table_len=1), "row 0 has slot 16"),
         (WriteLoc.paged(int32([-1]), int32(0), table_len=1), "row 0 has slot 16"),

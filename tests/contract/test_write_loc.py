@@ -237,7 +237,11 @@ def test_static_pools_ask_for_no_mark(backend: Backend) -> None:
         assert pool.requires_physical_write_loc is False
         put_values(backend, pool, [slot(pool, 0)], [3])
         q = backend.to_device(np.zeros((1, 2, 8), np.float32))
-        for table in (table_for(pool, 0), BlockTable(table_for(pool, 0)), BlockTable(table_for(pool, 0), physical=True)):
+        for table in (
+            table_for(pool, 0),
+            BlockTable(table_for(pool, 0)),
+            BlockTable(table_for(pool, 0), physical=True),
+        ):
             out = backend.to_host(backend.paged_decode(q, pool, 0, table, int32(1), table_len=1))
             np.testing.assert_allclose(out, 3.0, rtol=1e-6)
         for mark in (False, True):

@@ -1,0 +1,482 @@
+"""Shadow staging: strided host KV to the device, bit for bit, and never an old row (clauses S1 to S6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.runtime import open_backend
+from forebay.specs import (
+    Backend,
+    CaptureViolation,
+    InvalidInput,
+    InvalidLayout,
+    KVGeometry,
+    Pool,
+    Segment,
+    Shadow,
+    StaleShadow,
+    Unsupported,
+    WriteLoc,
+)
+from tests.contract import oracle
+from tests.contract.kv import (
+    KV_DTYPES,
+    geometry,
+    int32,
+    new_pool,
+    poison,
+    refused,
+    same_bits,
+    unchanged,
+)
+from tests.contract.oracle import Array
+
+G = KVGeometry(8, 4, 2, 6, num_layers=2)
+
+
+def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, Array]:
+    """Host KV as the device will hold it: float32 values, or uint16 bit patterns of bfloat16."""
+    k, v = np.random.default_rng(seed).standard_normal((2, blocks, g.block_size, g.num_kv_heads, g.head_dim))
+    if g.dtype == "float32":
+        return k.astype(np.float32), v.astype(np.float32)
+    return tuple((x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for x in (k, v))  # type: ignore[return-value]
+
+
+def values(x: Array) -> Array:
+    return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def stage(b: Backend, k: Any, v: Any, shadow: Pool, src: Any, dst: Any, tokens: Any, **options: Any) -> None:
+    options = {"layer": 0, "dtype": shadow.geometry.dtype} | options
+    layer = options.pop("layer")
+    b.stage(k, v, shadow, layer, src_blocks=src, dst_blocks=dst, tokens=tokens, **options)
+
+
+def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> tuple[Array, Array]:
+    """What the device holds of the first rows of a block, not through a door."""
+    offsets = np.arange(tokens)
+    arrays = oracle.stored(b, pool, layer)
+    k, v = oracle.rows_at(pool.layout, arrays, pool.geometry, np.full(tokens, block), offsets)
+    return np.ascontiguousarray(k), np.ascontiguousarray(v)
+
+
+@pytest.fixture
+def shadow(backend: Backend) -> Any:
+    made = backend.create_shadow(G)
+    poison(backend, made)
+    yield made
+    backend.release(made)
+
+
+# -- S1, S2 ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("S1", "S2")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("target", ["shadow", "NHD", "HND", "KV2", "PACKED"])
+@given(data=st.data())
+def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: str, data: st.DataObject) -> None:
+    """Sliced, transposed, unbound views; any blocks in any order; a partial last block; nothing else changes."""
+    draw = data.draw
+    g = KVGeometry(8, draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), 2, dtype)
+    pool = backend.create_shadow(g) if target == "shadow" else backend.create_pool(g, target)
+    poison(backend, pool)
+    k, v = host_kv(g, seed=draw(st.integers(0, 99)))
+    k_view, v_view = draw(st.sampled_from(VIEWS))(k, v)
+    n = draw(st.integers(0, 5))
+    src = draw(st.lists(st.integers(0, len(k_view) - 1), min_size=n, max_size=n))
+    dst = draw(st.permutations(range(pool.first_block, 8)))[:n]
+    tokens = n * g.block_size - (draw(st.integers(0, g.block_size - 1)) if n else 0)
+    layer = draw(st.integers(0, 1))
+    before = [oracle.stored(backend, pool, each) for each in range(2)]
+    stage(backend, k_view, v_view, pool, src, dst, tokens, layer=layer, accept_strided=True)
+    after = [oracle.stored(backend, pool, each) for each in range(2)]
+    for old, new in zip(before[1 - layer], after[1 - layer], strict=True):
+        same_bits(old, new)
+    block, offset = (x.reshape(-1) for x in np.meshgrid(np.arange(8), np.arange(g.block_size), indexing="ij"))
+    expected = [x.copy() for x in oracle.rows_at(pool.layout, before[layer], g, block, offset)]
+    for i, (source, to) in enumerate(zip(src, dst, strict=True)):
+        rows = min(g.block_size, tokens - i * g.block_size)
+        at = to * g.block_size
+        expected[0][at : at + rows] = values(np.ascontiguousarray(k_view[source, :rows]))
+        expected[1][at : at + rows] = values(np.ascontiguousarray(v_view[source, :rows]))
+    for got, want in zip(oracle.rows_at(pool.layout, after[layer], g, block, offset), expected, strict=True):
+        same_bits(np.ascontiguousarray(got), np.ascontiguousarray(want))
+    backend.release(pool)
+
+
+def unbound(k: Array, v: Array) -> tuple[Array, Array]:
+    both = np.stack([k, v], axis=1)
+    return both[:, 0], both[:, 1]
+
+
+def packed(k: Array, v: Array) -> tuple[Array, Array]:
+    both = np.concatenate([k, v], axis=-1)
+    return both[..., : k.shape[-1]], both[..., k.shape[-1] :]
+
+
+def head_major(k: Array, v: Array) -> tuple[Array, Array]:
+    k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (k, v))
+    return k, v
+
+
+def backwards(k: Array, v: Array) -> tuple[Array, Array]:
+    return k[::-1, :, ::-1], v[::-1, :, ::-1]
+
+
+def read_only(k: Array, v: Array) -> tuple[Array, Array]:
+    k, v = k.copy(), v.copy()
+    k.flags.writeable = v.flags.writeable = False
+    return k, v
+
+
+VIEWS: tuple[Callable[[Array, Array], tuple[Array, Array]], ...] = (
+    lambda k, v: (k, v),
+    lambda k, v: (k[::2], v[1::2]),
+    lambda k, v: (np.broadcast_to(k[:1], k.shape), v),
+    unbound,
+    packed,
+    head_major,
+    backwards,
+    read_only,
+)
+
+
+@pytest.mark.clause("S1")
+@pytest.mark.parametrize("view", [unbound, packed, head_major, backwards])
+def test_a_strided_view_needs_the_callers_word(backend: Backend, shadow: Shadow, view: Any) -> None:
+    k, v = host_kv()
+    k_view, v_view = view(k, v)
+    for pair in ((k_view, v), (k, v_view), (k_view, v_view)):
+        with refused(backend, InvalidLayout, r"a non-contiguous view .*pass accept_strided=True", shadow):
+            stage(backend, *pair, shadow, [0], [1], 4)
+    stage(backend, k_view, v_view, shadow, [3], [1], 4, accept_strided=True)
+    got = content(backend, shadow, 1, 4)
+    same_bits(got[0], np.ascontiguousarray(k_view[3]))
+    same_bits(got[1], np.ascontiguousarray(v_view[3]))
+    stage(backend, k[2:4], v[2:4], shadow, [1], [2], 4)
+    same_bits(content(backend, shadow, 2, 4)[0], k[3])
+
+
+@pytest.mark.clause("S1", "S2")
+def test_special_bits_survive_staging(backend: Backend) -> None:
+    """NaN payloads, infinities, minus zero and denormals, in both dtypes."""
+    for dtype, patterns in (
+        ("float32", np.array([0x7FC12345, 0xFF800000, 0x80000000, 1, 0x7F800001, 0x007FFFFF], np.uint32)),
+        ("bfloat16", np.array([0x7FC1, 0xFF80, 0x8000, 1, 0x7F81, 0x007F], np.uint16)),
+    ):
+        g = KVGeometry(4, 2, 1, 6, dtype=dtype)
+        made = backend.create_shadow(g)
+        k = np.broadcast_to(patterns.view(np.float32) if dtype == "float32" else patterns, (1, 2, 1, 6)).copy()
+        stage(backend, k, k[:, ::-1].copy(), made, [0], [3], 2)
+        for got in content(backend, made, 3, 2):
+            same_bits(got, np.ascontiguousarray(values(k)[0]))
+        backend.release(made)
+
+
+@pytest.mark.clause("S1", "L2")
+def test_latent_kv_is_staged_without_v(backend: Backend) -> None:
+    g = geometry("LATENT", head_dim=9)
+    with new_pool(backend, g, "LATENT") as pool:
+        k = np.random.default_rng(0).standard_normal((3, 4, 1, 9)).astype(np.float32)
+        with refused(backend, InvalidInput, "layout LATENT keeps V inside K, so pass None", pool):
+            stage(backend, k, k, pool, [0], [1], 4)
+        stage(backend, k, None, pool, [2], [1], 3)
+        got = content(backend, pool, 1, 3)
+        same_bits(got[0], np.ascontiguousarray(k[2, :3]))
+        same_bits(got[1], np.ascontiguousarray(k[2, :3, :, : g.value_dim]))
+
+
+# -- S3 and other refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("S3")
+def test_the_dtype_is_named(backend: Backend, shadow: Shadow) -> None:
+    """Float32 and two bfloat16 have the same bytes; nothing is guessed from a size."""
+    k, v = host_kv()
+    for dtype, says in (
+        ("bfloat16", "dtype 'bfloat16' named, the shadow holds float32"),
+        ("float16", "dtype 'float16' named"),
+        ("float64", "got 'float64', expected one of float32"),
+        (None, "got None, expected one of float32"),
+        (np.float32, "got <class 'numpy.float32'>, expected one of"),
+        (4, "got 4, expected one of"),
+    ):
+        with refused(backend, InvalidInput, says, shadow):
+            stage(backend, k, v, shadow, [0], [1], 4, dtype=dtype)
+    for wrong in (k.view(np.uint32), k.view(np.int32), k.astype(np.float64), k.view(np.uint16), k.astype(np.float16)):
+        with refused(
+            backend, InvalidInput, f"dtype 'float32' named, got numpy {wrong.dtype}; expected float32", shadow
+        ):
+            stage(backend, wrong, v, shadow, [0], [1], 4)
+        with refused(backend, InvalidInput, f"v_view: dtype 'float32' named, got numpy {wrong.dtype}", shadow):
+            stage(backend, k, wrong, shadow, [0], [1], 4)
+    with pytest.raises(TypeError, match="dtype"):
+        backend.stage(k, v, shadow, 0, src_blocks=[0], dst_blocks=[1], tokens=4)  # type: ignore[call-arg]
+    half = backend.create_shadow(KVGeometry(8, 4, 2, 6, dtype="bfloat16"))
+    with refused(backend, InvalidInput, r"got numpy float32; expected uint16 \(bfloat16 as uint16 bits\)", half):
+        stage(backend, k, v, half, [0], [1], 4)
+    backend.release(half)
+
+
+@pytest.mark.clause("S1", "S2")
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"src": [6]}, InvalidInput, "src_blocks: got 6 to 6, expected 0 to 5"),
+        ({"src": [-1]}, InvalidInput, "src_blocks: got -1"),
+        ({"dst": [0]}, InvalidInput, "dst_blocks: got 0 to 0, expected 1 to 7"),
+        ({"dst": [8]}, InvalidInput, "dst_blocks: got 8"),
+        ({"dst": [-1]}, InvalidInput, "dst_blocks: got -1"),
+        ({"src": [0, 1], "dst": [3, 3], "tokens": 8}, InvalidInput, "names a block twice"),
+        ({"src": [0, 1]}, InvalidInput, "2 source and 1 target blocks for tokens=4 in blocks of 4; expected 1"),
+        ({"src": [0, 1], "dst": [1, 2]}, InvalidInput, "expected 1 blocks in both"),
+        ({"tokens": 5}, InvalidInput, "tokens=5 in blocks of 4; expected 2"),
+        ({"tokens": 0}, InvalidInput, "expected 0 blocks in both"),
+        ({"tokens": -1}, InvalidInput, "tokens=-1.*a non-negative int"),
+        ({"tokens": 4.0}, InvalidInput, "tokens=4.0"),
+        ({"tokens": True}, InvalidInput, "tokens=True"),
+        ({"src": [0.5]}, InvalidInput, "src_blocks: got float64"),
+        ({"src": [[0]]}, InvalidInput, r"src_blocks: got int64\[1, 1\], expected a list of block ids"),
+        ({"k": np.zeros((6, 4, 2, 5), np.float32)}, InvalidLayout, r"k_view: got shape \(6, 4, 2, 5\)"),
+        ({"k": np.zeros((6, 3, 2, 6), np.float32)}, InvalidLayout, r"expected \[NB, 4, 2, 6\]"),
+        ({"v": np.zeros((6, 2, 4, 6), np.float32)}, InvalidLayout, r"v_view: got shape \(6, 2, 4, 6\)"),
+        ({"v": np.zeros((4, 2, 6), np.float32)}, InvalidLayout, r"v_view: got shape \(4, 2, 6\)"),
+        (
+            {"v": np.zeros((1, 4, 2, 6), np.float32), "src": [1]},
+            InvalidInput,
+            "src_blocks: got 1 to 1, expected 0 to 0",
+        ),
+        ({"v": None}, InvalidInput, "needs v_view"),
+        ({"k": [[1.0]]}, InvalidInput, "k_view: got list, expected a numpy view"),
+        ({"layer": 2}, InvalidInput, "got layer 2, expected 0 to 1"),
+        ({"layer": -1}, InvalidInput, "got layer -1"),
+    ],
+)
+def test_a_wrong_request_stages_nothing(
+    backend: Backend, shadow: Shadow, changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    k, v = host_kv()
+    request: dict[str, Any] = {"k": k, "v": v, "src": [0], "dst": [1], "tokens": 4, "layer": 0} | changes
+    with refused(backend, error, says, shadow):
+        stage(
+            backend,
+            request["k"],
+            request["v"],
+            shadow,
+            *(request[x] for x in ("src", "dst", "tokens")),
+            layer=request["layer"],
+        )
+    with pytest.raises(StaleShadow):
+        shadow.read(0, WriteLoc.slots(int32(4)))
+
+
+@pytest.mark.clause("S1", "B5")
+def test_another_backends_shadow_is_refused(backend: Backend) -> None:
+    k, v = host_kv()
+    with open_backend("cpu") as other:
+        foreign = other.create_shadow(G)
+        with pytest.raises(InvalidInput, match="a pool of another backend"):
+            stage(backend, k, v, foreign, [0], [1], 4)
+
+
+# -- S4 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("S4", "S1")
+def test_host_arrays_may_be_reused_at_once(backend: Backend, shadow: Shadow) -> None:
+    """The same host memory carries every block in turn; each consumer sees whole rows."""
+    k, v = (np.empty((1, 4, 2, 6), np.float32) for _ in range(2))
+    for block in range(1, 8):
+        k[:], v[:] = block, -block
+        stage(backend, k, v, shadow, [0], [block], 4)
+        k[:], v[:] = np.nan, np.inf
+        got = backend.to_host(shadow.read(0, WriteLoc.slots(np.arange(block * 4, block * 4 + 4)))[1])
+        assert (got == -block).all()
+    q = backend.to_device(np.zeros((7, 2, 6), np.float32))
+    table = np.arange(1, 8, dtype=np.int32)[:, None]
+    out = backend.to_host(backend.paged_decode(q, shadow, 0, table, int32(*[4] * 7), table_len=1))
+    np.testing.assert_array_equal(out[:, 0, 0], -np.arange(1.0, 8.0, dtype=np.float32))
+
+
+@pytest.mark.clause("S4", "C9")
+def test_staging_counts_what_it_uploads(backend: Backend, shadow: Shadow) -> None:
+    k, v = host_kv()
+    uploads, nbytes = backend.counters.uploads, backend.counters.upload_bytes
+    stage(backend, k, v, shadow, [0, 1], [1, 2], 5)
+    assert backend.counters.uploads > uploads
+    assert backend.counters.upload_bytes - nbytes >= 5 * 2 * 6 * 4 * 2
+
+
+# -- S5 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("S5", "C2", "C12")
+def test_no_host_write_under_capture_but_a_zero_fill(backend: Backend, shadow: Shadow) -> None:
+    """A declared Buffer, a reserved one, the shadow's own storage: filled by the replay, not by the capture."""
+    k, v = host_kv()
+    stage(backend, k, v, shadow, [0], [1], 4)
+    kept = backend.buffer("kept", np.ones(3, np.float32))
+    spare = backend.reserve("spare", (2, 3), "float32")
+    for attempt in (
+        lambda b: stage(b, k, v, shadow, [1], [2], 4),
+        lambda b: b.upload(kept, np.zeros(3, np.float32)),
+        lambda b: shadow.invalidate(),
+    ):
+
+        def writes(b: Backend, attempt: Any = attempt) -> Any:
+            attempt(b)
+            return {}, {}
+
+        version = shadow.version
+        for act in (backend.run, backend.capture):
+            with unchanged(backend, shadow, kept), pytest.raises(CaptureViolation, match=r"host write|invalidat"):
+                act(Segment("writes", writes, updates=(kept,), pools=(shadow,)))
+        assert shadow.version == version
+        shadow.read(0, WriteLoc.slots(int32(4)))
+
+    def fills(b: Backend) -> Any:
+        b.zero(spare)
+        b.zero(kept)
+        for buffer in shadow.storage(1):
+            b.zero(buffer)
+        return {}, {"spare": spare.get() + 1}
+
+    segment = Segment("fills", fills, updates=(kept,), pools=(shadow,))
+    backend.run(segment)
+    backend.upload(kept, np.full(3, 7, np.float32))
+    backend.upload(spare, np.full((2, 3), 7, np.float32))
+    poison(backend, shadow)
+    with unchanged(backend, shadow, kept, spare):
+        trace = backend.capture(segment)
+    got = backend.replay(trace).get()["spare"]
+    assert (got == 1).all()
+    assert not backend.fetch(kept).any()
+    assert not backend.fetch(spare).any()
+    assert not any(backend.fetch(buffer).any() for buffer in shadow.storage(1))
+    assert not any(np.isfinite(backend.fetch(buffer)).any() for buffer in shadow.storage(0))
+    backend.release(trace)
+    for buffer in (kept, spare):
+        backend.release(buffer)
+
+
+@pytest.mark.clause("S5")
+@pytest.mark.parametrize("how", ["run", "capture"])
+def test_a_tickets_zeros_stay_when_the_reserve_is_used_again(backend: Backend, how: str) -> None:
+    spare = backend.reserve("spare", (4,), "int32")
+
+    def fills(b: Backend) -> Any:
+        b.zero(spare)
+        return {}, {"zeros": spare.get(), "view": spare.get()[1:3]}
+
+    segment = Segment("fills", fills)
+    ticket = backend.run(segment)
+    trace = backend.capture(segment)
+    if how == "capture":
+        ticket = backend.replay(trace)
+    backend.upload(spare, int32(7, 7, 7, 7))
+    got = ticket.get()
+    assert got["zeros"].tolist() == [0, 0, 0, 0]
+    assert got["view"].tolist() == [0, 0]
+    backend.release(trace)
+    backend.release(spare)
+
+
+# -- S6 --------------------------------------------------------------------------------------------------------------------
+
+
+def attend(b: Backend, shadow: Pool, table: Any, visible: int, path: str = "direct") -> float:
+    q = b.to_device(np.zeros((1, 2, 6), np.float32))
+    out = b.paged_decode(q, shadow, 0, table, int32(visible), table_len=table.shape[1], path=path)
+    return float(b.to_host(out)[0, 0, 0])
+
+
+@pytest.mark.clause("S6", "D2")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str, path: str) -> None:
+    """Staged, invalidated, staged anew in part: what is not of the present version is an invalid block or raises."""
+    shadow = backend.create_shadow(G)
+    put = backend.to_device if where == "device" else (lambda x: x)
+    ones = np.ones((2, 4, 2, 6), np.float32)
+    table = put(int32([1, 2]))
+    assert attend(backend, shadow, table, 8, path) == 0.0
+    assert shadow.invalid == 2
+    stage(backend, ones, 6 * ones, shadow, [0, 1], [1, 2], 8)
+    assert attend(backend, shadow, table, 8, path) == 6.0
+    assert shadow.invalid == 2
+    version = shadow.version
+    shadow.invalidate()
+    assert shadow.version > version
+    assert attend(backend, shadow, table, 8, path) == 0.0
+    assert shadow.invalid == 4
+    stage(backend, ones, 4 * ones, shadow, [0], [2], 4)
+    assert attend(backend, shadow, table, 8, path) == 2.0
+    assert shadow.invalid == 5
+    slots = WriteLoc.slots(put(int32(4, 8)))
+    paged = WriteLoc.paged(table, put(int32([0, 4]).reshape(1, 2)), table_len=2)
+    for loc in (slots, paged):
+        if where == "host":
+            with refused(backend, StaleShadow, r"blocks \[1\] are not staged at version", shadow):
+                shadow.read(0, loc)
+        else:
+            dropped = shadow.dropped
+            got = backend.to_host(shadow.read(0, loc)[1])
+            assert (got[0] == 0).all()
+            assert (got[1] == 4).all()
+            assert shadow.dropped == dropped + 1
+    other = WriteLoc.slots(put(int32(-1, -1)))
+    assert not backend.to_host(shadow.read(0, other)[0]).any()
+    backend.release(shadow)
+
+
+@pytest.mark.clause("S6")
+def test_layers_are_staged_apart(backend: Backend, shadow: Shadow) -> None:
+    k, v = host_kv()
+    stage(backend, k, v, shadow, [0], [1], 4, layer=1)
+    with refused(backend, StaleShadow, "blocks .1. are not staged", shadow):
+        shadow.read(0, WriteLoc.slots(int32(4)))
+    same_bits(backend.to_host(shadow.read(1, WriteLoc.slots(int32(4)))[0])[0], k[0, 0])
+
+
+@pytest.mark.clause("S6", "C3")
+def test_a_replay_sees_the_present_version(backend: Backend) -> None:
+    """Invalidate and stage between replays of one trace: each sees what is staged when it runs."""
+    shadow = backend.create_shadow(G)
+    table = backend.buffer("table", int32([1]))
+    visible = backend.buffer("visible", int32(4))
+    q = backend.buffer("q", np.zeros((1, 2, 6), np.float32))
+
+    def step(b: Backend) -> Any:
+        return {}, {"out": b.paged_decode(q.get(), shadow, 0, table.get(), visible.get(), table_len=1)}
+
+    segment = Segment("shadow", step, reads=(table, visible, q), pools=(shadow,))
+    backend.run(segment)
+    trace = backend.capture(segment)
+    ones = np.ones((1, 4, 2, 6), np.float32)
+    seen = []
+    for value in (3.0, None, 5.0):
+        if value is None:
+            shadow.invalidate()
+        else:
+            stage(backend, ones, value * ones, shadow, [0], [1], 4)
+        seen.append(float(backend.replay(trace).get()["out"][0, 0, 0]))
+    assert seen == [3.0, 0.0, 5.0]
+    backend.release(trace)
+    backend.release(shadow)
+
+
+@pytest.mark.clause("S6")
+def test_a_shadow_is_changed_by_staging_alone(backend: Backend, shadow: Shadow) -> None:
+    rows = backend.to_device(np.zeros((1, 2, 6), np.float32))
+    loc = WriteLoc.slots(int32(4))
+    with refused(backend, Unsupported, "change it with backend.stage", shadow):
+        shadow.write(0, loc, rows, rows)
+    with refused(backend, Unsupported, "change it with backend.stage", shadow):
+        shadow.copy(loc, loc)
