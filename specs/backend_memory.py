@@ -202,8 +202,10 @@ class BackendMemory:
 
         Raises:
             CaptureViolation: inside a Segment, or a live Trace uses the memory (release the trace first).
+            InvalidInput: another backend's, or one Buffer of a pool (release the pool); nothing was freed.
         """
         self.forbid_in_segment(f"release of {type(thing).__name__}")
+        self._check_releasable(thing)
         if isinstance(thing, Trace):
             if thing.live:
                 thing.live = False
@@ -254,6 +256,18 @@ class BackendMemory:
                 f"Buffer {name!r}: {list(shape)} elements, backend {self.name!r} holds at most {limit} in one array"
             )
         return Buffer(self, name, shape, dtype, self._driver.allocate(shape, dtype), reserved)
+
+    def _check_releasable(self, thing: Buffer | Pool | Trace) -> None:
+        if isinstance(thing, Trace):
+            mine = thing in self._traces or not thing.live
+        elif isinstance(thing, Buffer | Pool):
+            mine = all(buffer.belongs_to(self) for buffer in (thing.buffers if isinstance(thing, Pool) else (thing,)))
+        else:
+            raise InvalidInput(f"release: got {type(thing).__name__}, expected a Buffer, a Pool or a Trace")
+        if not mine:
+            raise InvalidInput(f"release: got {thing!r} of another backend; nothing was freed")
+        if isinstance(thing, Buffer) and any(thing in pool.buffers for pool in self._pools):
+            raise InvalidInput(f"release: {thing!r} belongs to a pool; release the pool; nothing was freed")
 
     def _check_buffer(self, buffer: Buffer) -> None:
         if not isinstance(buffer, Buffer) or not buffer.belongs_to(self):
