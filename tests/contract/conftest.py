@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
 from forebay.runtime import open_backend
-from forebay.specs import Backend
+from forebay.specs import Backend, Buffer
 
 settings.register_profile("contract", deadline=None, derandomize=True, max_examples=40, print_blob=True)
 settings.load_profile("contract")
@@ -18,3 +19,13 @@ settings.load_profile("contract")
 def backend() -> Iterator[Backend]:
     with open_backend("cpu") as opened:
         yield opened
+
+
+@pytest.fixture
+def pair(backend: Backend) -> Iterator[tuple[Buffer, Buffer]]:
+    """Two Buffers of four numbers."""
+    a = backend.buffer("a", np.arange(4, dtype=np.float32))
+    b = backend.buffer("b", np.arange(10, 14, dtype=np.float32))
+    yield a, b
+    for buffer in (a, b):
+        backend.release(buffer)
