@@ -19,6 +19,7 @@ from .address import (
     load_i64,
     load_u16,
     load_u32,
+    move_bytes,
     store_f32,
     store_i64,
     store_u32,
@@ -39,7 +40,7 @@ from .decode_plan import (
     merge_row,
 )
 from .row_loops import View
-from .tile_ops import TABLE_BYTES, TILE, add_values, cap_scores, score_tokens, soften, tokens_at_once
+from .tile_ops import TABLE_BYTES, TILE, add_values, cap_scores, score_tokens, soften, tokens_at_once, widen_pairs
 
 Scratch = tuple[int, int, int, int, int, int, int]
 """Addresses of one thread's memory: query, scores, scales, row tables (K, V, twice), K rows, V rows, a row of zeros."""
@@ -82,6 +83,24 @@ def form_tables(
 
 
 @inner
+def bring_row(source: int, step: int, size: int, dim: int, target: int) -> None:
+    """Bring one row of ``dim`` elements of ``size`` bytes, ``step`` bytes apart, to ``target`` as vectors of
+    float32."""
+    begin = 0
+    if step == size:
+        begin = dim if size == 4 else dim // 32 * 32
+        if size == 4:
+            move_bytes(target, source, dim * 4)
+        else:
+            widen_pairs(source, target, dim // 32)
+    for d in range(begin, dim):
+        if size == 2:
+            store_u32(target + element_place(d) * 4, uint32(load_u16(source + d * step)) << uint32(16))
+        else:
+            store_u32(target + d * 4, load_u32(source + d * step))
+
+
+@inner
 def bring_rows(
     table: int, low: int, high: int, view: View, heads: int, dim: int, padded: int, target: int, zeros: int
 ) -> None:
@@ -90,17 +109,11 @@ def bring_rows(
     for t in range(low, high):
         source, step = load_i64(table + t * 8), load_i64(table + (TILE + t) * 8)
         place = target + t * heads * padded * 4
-        clear_bytes(place, heads * padded * 4)
+        if dim < padded or source == zeros:
+            clear_bytes(place, heads * padded * 4)
         if source != zeros:
             for h in range(heads):
-                row, to = source + h * step, place + h * padded * 4
-                if view[5] == 2:
-                    for d in range(dim):
-                        bits = uint32(load_u16(row + d * view[4])) << uint32(16)
-                        store_u32(to + element_place(d) * 4, bits)
-                else:
-                    for d in range(dim):
-                        store_u32(to + d * 4, load_u32(row + d * view[4]))
+                bring_row(source + h * step, view[4], view[5], dim, place + h * padded * 4)
         store_i64(table + t * 8, place)
         store_i64(table + (TILE + t) * 8, padded * 4)
 
@@ -147,7 +160,7 @@ def build(dim: int, group: int, bf16: int) -> Any:
     The result takes items off the plan until none is left; any number of threads may run it at once on the same plan,
     each with its own ``scratch``.
     """
-    tokens = tokens_at_once(group or 1)
+    tokens = tokens_at_once(group)
 
     @compiled
     def attend(

@@ -74,7 +74,7 @@ def score_tokens(
     elements i, i + 16, ... (of bfloat16 the evens, then the odds of each 32), and the lanes are added by halves.
     """
     is_bf16 = bool(bf16.literal_value)
-    tokens = range(tokens_at_once(heads.literal_value if _is_literal(heads) else 1))
+    tokens = range(tokens_at_once(heads.literal_value if _is_literal(heads) else 0))
     per_load = BF16_LANES if is_bf16 else LANES
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -185,6 +185,23 @@ def add_values(
         return context.get_dummy_value()
 
     return types.void(_Address, *[types.int64] * 3, *[_Address] * 4, dim, heads, bf16), generate
+
+
+@emitted
+def widen_pairs(_typing: Any, _source: Any, _target: Any, _count: Any) -> Any:
+    """``count`` times 32 bfloat16 in a row become float32 in the order even, odd within each 32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        lanes = Lanes(builder)
+        source, target, count = args
+        with cgutils.for_range(builder, count) as loop:
+            even, odd = lanes.load_kv(lanes.index(source, loop.index, size=2 * BF16_LANES), bf16=True)
+            place = lanes.index(target, loop.index, size=4 * BF16_LANES)
+            lanes.store(even, place)
+            lanes.store(odd, lanes.offset(place, LANES))
+        return context.get_dummy_value()
+
+    return types.void(_Address, _Address, types.int64), generate
 
 
 @emitted
