@@ -292,11 +292,10 @@ class Backend(BackendMemory):
     def _ticket(self, fetch: Fetch, segment: Segment) -> Ticket:
         self._serial += 1
 
-        def on_read() -> None:
+        def check() -> None:
             self.forbid_in_segment(f"reading the Ticket of Segment {segment}")
-            self._count_download()
 
-        return Ticket(self._serial, fetch, on_read)
+        return Ticket(self._serial, fetch, self._count_download, check)
 
     def _choose_layout(self, geometry: KVGeometry, layout: str | None) -> str:
         cap = self.capabilities

@@ -146,10 +146,13 @@ class Ticket:
         serial: position in the backend's order of steps; a later step has a larger serial.
     """
 
-    def __init__(self, serial: int, fetch: Fetch, on_read: Callable[[], None]) -> None:
+    def __init__(
+        self, serial: int, fetch: Fetch, on_read: Callable[[], None], check: Callable[[], None] = lambda: None
+    ) -> None:
         self.serial = serial
         self._fetch: Fetch | None = fetch
         self._on_read = on_read
+        self._check = check
         self._result: dict[str, HostArray] = {}
 
     @property
@@ -163,6 +166,7 @@ class Ticket:
         Raises:
             CaptureViolation: called inside a Segment.
         """
+        self._check()
         if self._fetch is not None:
             self._on_read()
             self._result = self._fetch()
