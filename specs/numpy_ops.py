@@ -18,7 +18,7 @@ from .errors import InvalidInput
 from .geometry import kv_views
 from .segment import Buffer
 from .slots import live_rows, lower_paged
-from .write_loc import WriteLoc
+from .write_loc import PAD_SLOT, WriteLoc
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -104,9 +104,8 @@ def read_kv(driver: Driver, pool: Pool, layer: int, loc: WriteLoc) -> tuple[Arra
 def copy_kv(driver: Driver, pool: Pool, src: WriteLoc, dst: WriteLoc) -> None:
     """Default of ``Driver.copy_kv``."""
     g, source, target = pool.geometry, _slots(driver, pool, src), _slots(driver, pool, dst)
-    live_src, dropped_src = live_rows(source, g, pool.first_block)
-    live_dst, dropped_dst = live_rows(target, g, pool.first_block)
-    live, bs = live_src & live_dst, g.block_size
+    live = live_rows(source, g, pool.first_block)[0] & live_rows(target, g, pool.first_block)[0]
+    padded, bs = (source == PAD_SLOT) | (target == PAD_SLOT), g.block_size
     for layer in range(g.num_layers):
         storage = _host_storage(driver, pool, layer)
         views = kv_views(pool.layout, storage, g)
@@ -114,7 +113,7 @@ def copy_kv(driver: Driver, pool: Pool, src: WriteLoc, dst: WriteLoc) -> None:
         _scatter(views, target[live], (rows[0], rows[1]), bs)
         for buffer, host in zip(pool.storage(layer), storage, strict=True):
             driver.store(buffer, host, None)
-    _count(driver, pool.dropped_buffer, dropped_src + dropped_dst)
+    _count(driver, pool.dropped_buffer, int((~live & ~padded).sum()))
 
 
 def stage(
@@ -219,6 +218,7 @@ def merge_partials(driver: Driver, outs: Sequence[Array], lses: Sequence[Array])
     total = weight.sum(axis=0)
     some = total > 0
     share = np.where(some, weight / np.where(some, total, 1.0), 0.0)
-    merged = np.where(weight[..., None] > 0, out * share[..., None], 0.0).sum(axis=0).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # what an empty part holds is selected away, and may be anything
+        merged = np.where(weight[..., None] > 0, out * share[..., None], 0.0).sum(axis=0).astype(np.float32)
     merged_lse = np.where(some, safe + np.log(np.where(some, total, 1.0)), -np.inf).astype(np.float32)
     return driver.from_host(_bits(merged, name), name), driver.from_host(merged_lse, "float32")

@@ -427,9 +427,14 @@ def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.Data
 def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, path: str) -> None:
     """The blocks that are missing count as invalid; a canary of a million tokens is not followed anywhere."""
     with scene(backend, (12, 12, 12), block_size=4, extra_width=2) as s:
-        s.visible = int32(40, 12, 1_000_001)
+        s.visible = int32(40, 12, 4097)
         s.check(path=path)
         s.check(path=path, window=3)
+        before, s.visible = s.pool.invalid, int32(0, 12, 1_000_001)
+        out, lse = s.decode(path=path)
+        assert s.pool.invalid - before == 250_001 - 3
+        assert np.abs(out[2]).max() < 1e-3
+        np.testing.assert_allclose(lse[2], np.log(1e6), rtol=1e-3)
 
 
 @pytest.mark.clause("D3", "D2")

@@ -1,0 +1,131 @@
+"""The smallest port that decodes: a device whose memory is numpy, with the ten members a port must supply and no kernel."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from forebay.specs import Backend, Buffer, Capabilities, CaptureDeclined, Driver, Selection
+from forebay.specs.dtypes import BITS_DTYPE, HostArray, bfloat16_bits, bfloat16_values, host_from_bits
+from forebay.specs.segment import Fetch, Step
+
+
+class DeviceArray:
+    """Bytes and the name of their dtype; numpy does not know it, so nobody takes it for a host array."""
+
+    __slots__ = ("bits", "dtype")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, bits: HostArray, dtype: str) -> None:
+        self.bits, self.dtype = bits, dtype
+
+    def __getitem__(self, index: Any) -> DeviceArray:
+        return DeviceArray(self.bits[index], self.dtype)
+
+
+def _operator(apply: Callable[[Any, Any], Any], result: str | None = None) -> Any:
+    def method(self: DeviceArray, other: Any) -> DeviceArray:
+        bits = apply(self.bits, other.bits if isinstance(other, DeviceArray) else other)
+        return DeviceArray(bits.astype(BITS_DTYPE[result or self.dtype]), result or self.dtype)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    setattr(DeviceArray, f"__{_name}__", _operator(getattr(operator, _name)))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or"):
+    setattr(DeviceArray, f"__{_name}__", _operator(getattr(operator, f"__{_name}__"), "bool"))
+
+
+class NumpyArrays:
+    """The part of the array namespace that the doors, attention and shadows ask for."""
+
+    def is_array(self, x: object) -> bool:
+        return isinstance(x, DeviceArray)
+
+    def shape(self, x: DeviceArray) -> tuple[int, ...]:
+        return x.bits.shape
+
+    def dtype(self, x: DeviceArray) -> str:
+        return x.dtype
+
+    def reshape(self, x: DeviceArray, shape: Sequence[int]) -> DeviceArray:
+        return DeviceArray(x.bits.reshape(tuple(shape)), x.dtype)
+
+    def permute(self, x: DeviceArray, axes: Sequence[int]) -> DeviceArray:
+        return DeviceArray(x.bits.transpose(tuple(axes)), x.dtype)
+
+    def head(self, x: DeviceArray, n: int) -> DeviceArray:
+        return x[:n]
+
+    def take(self, x: DeviceArray, indices: DeviceArray) -> DeviceArray:
+        return DeviceArray(x.bits[indices.bits], x.dtype)
+
+    def clip(self, x: DeviceArray, low: int, high: int) -> DeviceArray:
+        return DeviceArray(np.clip(x.bits, low, high), x.dtype)
+
+    def where(self, condition: DeviceArray, a: Any, b: Any) -> DeviceArray:
+        dtype = next((x.dtype for x in (a, b) if isinstance(x, DeviceArray)), "int32")
+        a, b = (x.bits if isinstance(x, DeviceArray) else x for x in (a, b))
+        return DeviceArray(np.where(condition.bits, a, b).astype(BITS_DTYPE[dtype]), dtype)
+
+    def astype(self, x: DeviceArray, dtype: str) -> DeviceArray:
+        values = bfloat16_values(x.bits) if x.dtype == "bfloat16" else x.bits
+        return DeviceArray(bfloat16_bits(values) if dtype == "bfloat16" else values.astype(BITS_DTYPE[dtype]), dtype)
+
+
+class NumpyPort(Driver):
+    """Ten members, run eagerly; it declines to capture."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.arrays = NumpyArrays()
+        base = Capabilities(layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16"))
+        self.capabilities = replace(base, capture=False, **limits)
+        self.info = {"device": "numpy"}
+
+    @property
+    def xp(self) -> Any:
+        return self.arrays
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+        return np.empty(shape, BITS_DTYPE[dtype])
+
+    def from_host(self, bits: HostArray, dtype: str) -> DeviceArray:
+        return DeviceArray(bits.copy(), dtype)
+
+    def to_host(self, x: DeviceArray) -> HostArray:
+        return x.bits.copy()
+
+    def load(self, buffer: Buffer) -> DeviceArray:
+        return DeviceArray(buffer.handle, buffer.dtype)
+
+    def store(self, buffer: Buffer, bits: HostArray, row: int | None) -> None:
+        target = buffer.handle if row is None else buffer.handle[row : row + len(bits)]
+        target[...] = bits
+
+    def free(self, buffer: Buffer) -> None:
+        buffer.handle = None
+
+    def run(self, step: Step) -> Fetch:
+        effects = step()
+        emits = {name: host_from_bits(x.bits.copy(), x.dtype) for name, x in effects.emits.items()}
+        values = [(buffer, x.bits.copy()) for buffer, x in effects.updates]
+        for buffer, bits in values:
+            target = buffer.handle if bits.ndim == 0 else buffer.handle[: len(bits)]
+            target[...] = bits
+        return lambda: emits
+
+    def capture(self, step: Step) -> Any:
+        raise CaptureDeclined("the numpy port records nothing")
+
+    def replay(self, payload: Any) -> Fetch:
+        raise CaptureDeclined("the numpy port records nothing")
+
+
+def opened(driver: Driver) -> Backend:
+    """A backend in front of a driver, as ``open_backend`` makes it."""
+    return Backend(driver, Selection(name="numpy-port", mode="", requested="numpy-port", source="call"))
