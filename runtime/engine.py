@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.specs.backend import Backend
-from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, InvalidInput
+from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, InvalidInput, StaleTrace
 from forebay.specs.segment import Ticket
 
 from .allocator import BlockAllocator
@@ -213,7 +213,12 @@ class Engine:
 
     # -- one step --------------------------------------------------------------------------------------------------------
     def step(self) -> list[tuple[Request, int]]:
-        """Admit what fits, do one decode step, and return the tokens that may be released now."""
+        """Admit what fits, do one decode step, and return the tokens that may be released now.
+
+        Raises:
+            StaleTrace: the device ran a row that holds no request; every running request ends with this error.
+            CaptureDeclined: ``capture = "required"`` and the device declined.
+        """
         released = self._admit()
         if self.arm == "eager":
             return released + self._eager_step()
@@ -225,16 +230,20 @@ class Engine:
             self._ledger.dispatched(self._last_ticket, bucket)
             self._counts["steps"] += 1
         behind = 0 if self._ledger.must_read_now or not self._ledger.active else self.settings.read_behind
-        for ticket, results in self._ledger.read(behind):
-            self._allocator.retire(ticket)
-            for result in results:
-                released += self._settle(result)
+        try:
+            for ticket, results in self._ledger.read(behind):
+                self._allocator.retire(ticket)
+                for result in results:
+                    released += self._settle(result)
+        except StaleTrace as error:
+            self._fail_all(error)
+            raise
         return released
 
     def _settle(self, result: Release | Mismatch) -> list[tuple[Request, int]]:
         request = self._running[result.slot]
         if isinstance(result, Mismatch):
-            self._reseed(request, result.why)
+            self._reseed(request, result)
             return []
         request.reseeds = 0
         request.take(result.token)
@@ -290,13 +299,13 @@ class Engine:
             self._lanes.boundary()
         self._ledger.seed(slot, state)
 
-    def _reseed(self, request: Request, why: str) -> None:
+    def _reseed(self, request: Request, mismatch: Mismatch) -> None:
         """A receipt did not match: release nothing, recompute the KV from the known tokens, seed again (clause C5c)."""
-        request.reseeds += 1
+        request.reseeds += mismatch.at_fault
         self._counts["reseeds"] += 1
         if request.reseeds > MAX_RESEEDS:
             error = DeviceLost(
-                f"request {request.index}: receipts did not match {request.reseeds} times in a row ({why})"
+                f"request {request.index}: receipts did not match {request.reseeds} times in a row ({mismatch.why})"
             )
             self._fail(request, error)
             return
@@ -364,6 +373,15 @@ class Engine:
         if self.arm != "eager":
             self._device.idle(self._slot_of(request))
         self._finish(request)
+
+    def _fail_all(self, error: ForebayError) -> None:
+        """What the device holds is not what the ledger says: give up every running request and make every row idle."""
+        for ticket in self._ledger.abandon():
+            self._allocator.retire(ticket)
+        for request in tuple(self._running.values()):
+            self._fail(request, error)
+        for slot in range(self.settings.slots):
+            self._device.idle(slot)
 
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:

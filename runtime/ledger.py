@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from forebay.specs.dtypes import HostArray
 from forebay.specs.errors import StaleTrace
 from forebay.specs.segment import Ticket
 
 from .state import ACCEPTED, CONSUMED, NEXT_TOKEN, RECEIPT_FIELDS, DeviceState, SlotState
+
+PLACE: Final = ("position", "table")
+"""What decides where a row writes its KV."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,16 @@ class Release:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A receipt that does not match: nothing of this slot is released until it has been re-seeded. ``why`` names the fields."""
+    """Nothing of this slot is released until it has been re-seeded. ``why`` names the fields.
+
+    ``astray``: the row acted, and at a place that may be another slot's. ``at_fault`` is False for those other slots: their own
+    receipts match, but what they computed from may have been written over.
+    """
 
     slot: int
     why: str
+    astray: bool = False
+    at_fault: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,29 +118,63 @@ class Ledger:
         self._pending.append(_Dispatched(ticket, slots))
 
     def read(self, lag: int) -> Iterator[tuple[Ticket, list[Release | Mismatch]]]:
-        """Read steps until at most ``lag`` are in flight; for each, what may be released and what does not match."""
+        """Read steps until at most ``lag`` are in flight; for each, what may be released and what does not match.
+
+        Raises:
+            StaleTrace: the device ran a row that the ledger holds idle.
+        """
         while len(self._pending) > lag:
             step = self._pending.popleft()
             receipts = step.ticket.get()["receipt"]
-            yield step.ticket, [r for slot in range(len(receipts)) if (r := self._check(slot, step, receipts[slot]))]
+            results = [r for slot in range(len(receipts)) if (r := self._check(slot, step, receipts[slot]))]
+            results = self._contain(results)
+            for result in results:
+                if isinstance(result, Release):
+                    self._advance(result)
+            yield step.ticket, results
+
+    def abandon(self) -> Iterator[Ticket]:
+        """Wait for every step in flight without looking at what it says."""
+        while self._pending:
+            ticket = self._pending.popleft().ticket
+            ticket.get()
+            yield ticket
 
     def _check(self, slot: int, step: _Dispatched, receipt: HostArray) -> Release | Mismatch | None:
+        """Hold one receipt against the ledger; changes nothing."""
         entry, sent = self._entries.get(slot), step.slots.get(slot)
         if sent is None or entry is None or entry.ended or sent[0] != entry.state.epoch:
             self._check_idle(slot, sent, entry, receipt)
             return None
-        expected = self._device.expected_receipt(replace(entry.state, blocks=sent[1]))
-        got = dict(zip(RECEIPT_FIELDS, (int(x) for x in receipt), strict=True))
-        wrong = [f"{name} {got[name]} instead of {expected[name]}" for name in CONSUMED if got[name] != expected[name]]
-        if not receipt[ACCEPTED]:
-            wrong.append("the device did not accept the row")
-        if wrong:
-            return Mismatch(slot, f"slot {slot}: " + ", ".join(wrong))
+        wrong = self._wrong_fields(replace(entry.state, blocks=sent[1]), receipt)
+        if wrong or not receipt[ACCEPTED]:
+            refused = [] if receipt[ACCEPTED] else ["the device did not accept the row"]
+            why = f"slot {slot}: " + ", ".join([*wrong.values(), *refused])
+            return Mismatch(slot, why, astray=not refused and not wrong.keys().isdisjoint(PLACE))
         token = int(receipt[NEXT_TOKEN])
-        entry.ended = entry.state.ends_with(token)
-        entry.state = entry.state.advanced(token)
+        return Release(slot, token, entry.state.ends_with(token))
+
+    def _wrong_fields(self, state: SlotState, receipt: HostArray) -> dict[str, str]:
+        """What the row consumed otherwise than ``state`` has it, in words by field."""
+        expected = self._device.expected_receipt(state)
+        got = dict(zip(RECEIPT_FIELDS, (int(x) for x in receipt), strict=True))
+        return {n: f"{n} {got[n]} instead of {expected[n]}" for n in CONSUMED if got[n] != expected[n]}
+
+    def _contain(self, results: list[Release | Mismatch]) -> list[Release | Mismatch]:
+        """If a row went astray, no slot's KV is known to be whole: every slot is to be re-seeded, whatever its own receipt says."""
+        faults = {r.slot: r for r in results if isinstance(r, Mismatch)}
+        astray = [slot for slot, fault in faults.items() if fault.astray]
+        if not astray:
+            return results
+        why = f"slot {astray[0]} wrote out of its place"
+        live = sorted(slot for slot, entry in self._entries.items() if not entry.ended)
+        return [faults.get(slot) or Mismatch(slot, f"slot {slot}: {why}", at_fault=False) for slot in live]
+
+    def _advance(self, release: Release) -> None:
+        entry = self._entries[release.slot]
+        entry.ended = release.ended
+        entry.state = entry.state.advanced(release.token)
         entry.first_step_unread = False
-        return Release(slot, token, entry.ended)
 
     def _check_idle(
         self, slot: int, sent: tuple[int, tuple[int, ...]] | None, entry: _Entry | None, receipt: HostArray
