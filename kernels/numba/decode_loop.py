@@ -24,6 +24,7 @@ from .address import (
     store_i64,
     store_u32,
 )
+from .claims import claim_item, finish_item
 from .compiled import SOURCES, compiled, float32, inner, int64, uint32
 from .decode_plan import (
     Io,
@@ -31,10 +32,8 @@ from .decode_plan import (
     Partials,
     Shape,
     Table,
-    claim_item,
     element_place,
     find_row,
-    finish_item,
     item_keys,
     leave_row,
     merge_row,
@@ -165,8 +164,6 @@ def build(dim: int, group: int, bf16: int) -> Any:
     @compiled
     def attend(
         plan: int,
-        first_row: int,
-        rows: int,
         shape: Shape,
         k: View,
         v: View,
@@ -186,8 +183,7 @@ def build(dim: int, group: int, bf16: int) -> Any:
             item = claim_item(plan)
             if item < 0:
                 break
-            index = find_row(plan, rows, item)
-            row = first_row + index
+            index, row = find_row(plan, item)
             keys = item_keys(plan, index, item)
             sums, maxima, weights = clear_partials(partials, item, heads, v_padded)
             place_query(query, io[0] + row * heads * k_dim * 4, heads, k_dim, k_padded, factors[0], k[5] == 2)

@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from .address import atomic_add_i64, clear_bytes, exchange_i64, load_f32, load_i32, load_i64, store_f32, store_i64
+from .address import atomic_add_i64, clear_bytes, load_f32, load_i32, load_i64, store_f32, store_i64
+from .claims import QUEUE_BYTES, open_queue
 from .compiled import SOURCES, compiled, float32, inner, int64
 from .row_loops import Vector, load_int
 
@@ -31,12 +32,10 @@ Io = tuple[int, int, int, int]
 Partials = tuple[int, int, int]
 """Addresses of the items' sums ``[items, Hq, v_padded]``, maxima and weights ``[items, Hq]``, all float32."""
 
-# The plan is an int64 array: a head, then ROW_FIELDS entries for each row.
-ITEMS: Final = 0
-NEXT: Final = 8
-DONE: Final = 16
-CLOSED: Final = 2**62
-HEAD_BYTES: Final = 24
+# The plan: a queue of items, the rows that they are of, then the plan of each row.
+FIRST_ROW: Final = QUEUE_BYTES
+ROWS: Final = QUEUE_BYTES + 8
+HEAD_BYTES: Final = QUEUE_BYTES + 16
 BEGIN: Final = 0
 END: Final = 8
 FIRST_ITEM: Final = 16
@@ -70,8 +69,6 @@ def plan_rows(
     A split that lies beyond the table has no item: its keys are zero rows, whose partial result is known
     (:func:`merge_row`). Returns the number of tokens that the items read.
     """
-    # A thread that is late for the previous call may come at any time: it finds nothing to claim until the plan stands.
-    exchange_i64(plan + NEXT, int64(CLOSED))
     tokens, items = 0, 0
     splits = max(1, (limits[0] * limits[3] + SPLIT - 1) // SPLIT)
     for i in range(rows):
@@ -95,18 +92,11 @@ def plan_rows(
         store_i64(at + ITEM_COUNT, count)
         store_i64(at + LEFT, count)
         items += count
-    store_i64(plan + ITEMS, items)
-    store_i64(plan + DONE, 0)
-    exchange_i64(plan + NEXT, int64(0))
+    store_i64(plan + FIRST_ROW, first_row)
+    store_i64(plan + ROWS, rows)
+    # A thread that is late for another call may come at any time: it finds nothing to claim until the plan stands.
+    open_queue(plan, items)
     return tokens
-
-
-@inner
-def claim_item(plan: int) -> int:
-    """The next item that no thread has taken, or -1. The count is read after the claim, so it belongs to the same
-    plan."""
-    item = atomic_add_i64(plan + NEXT, int64(1))
-    return item if item < atomic_add_i64(plan + ITEMS, int64(0)) else int64(-1)
 
 
 @inner
@@ -121,20 +111,6 @@ def item_keys(plan: int, index: int, item: int) -> tuple[int, int]:
 def leave_row(plan: int, index: int) -> bool:
     """Note that an item of row ``index`` has its partial result; true for the last one of the row."""
     return bool(atomic_add_i64(row_plan(plan, index) + LEFT, int64(-1)) == 1)
-
-
-@inner
-def finish_item(plan: int) -> None:
-    """Note that an item is done and its row, if it was the last of it, written."""
-    atomic_add_i64(plan + DONE, int64(1))
-
-
-@compiled
-def wait_for_items(plan: int, _sources: int = SOURCES) -> None:
-    """Return when every item that was claimed is finished."""
-    items = load_i64(plan + ITEMS)
-    while atomic_add_i64(plan + DONE, int64(0)) < items:
-        pass
 
 
 @compiled
@@ -158,16 +134,16 @@ def count_invalid(
 
 
 @inner
-def find_row(plan: int, rows: int, item: int) -> int:
-    """The row that ``item`` belongs to."""
-    low, high = 0, rows - 1
+def find_row(plan: int, item: int) -> tuple[int, int]:
+    """The row that ``item`` belongs to: its index in the plan, and its number."""
+    low, high = 0, load_i64(plan + ROWS) - 1
     while low < high:
         middle = (low + high + 1) // 2
         if load_i64(row_plan(plan, middle) + FIRST_ITEM) <= item:
             low = middle
         else:
             high = middle - 1
-    return low
+    return low, load_i64(plan + FIRST_ROW) + low
 
 
 @inner

@@ -19,8 +19,10 @@ BF16_LANES: Final = 2 * LANES
 F32: Final = ir.FloatType()
 I32: Final = ir.IntType(32)
 I64: Final = ir.IntType(64)
+I16: Final = ir.IntType(16)
 VF32: Final = ir.VectorType(F32, LANES)
 VI32: Final = ir.VectorType(I32, LANES)
+VI16: Final = ir.VectorType(I16, LANES)
 _BYTES: Final = ir.IntType(8).as_pointer()
 
 # 2**f on [-1/2, 1/2] by a polynomial of degree 6 (relative error below 2e-8 before rounding): ln(2)**k / k!, the last
@@ -86,10 +88,53 @@ class Lanes:
         """The next 64 bytes of a KV row: 16 float32, or 32 bfloat16 as two vectors (even elements, odd elements)."""
         if not bf16:
             return [self.load(address)]
-        pairs = self.load(address, VI32)
+        return self.split_bf16(self.load(address, VI32))
+
+    def split_bf16(self, pairs: Any) -> list[Any]:
+        """32 bfloat16, two in each of 16 integers, as two vectors (even elements, odd elements)."""
         even = self.builder.shl(pairs, ir.Constant(VI32, [16] * LANES))
         odd = self.builder.and_(pairs, ir.Constant(VI32, [0xFFFF0000] * LANES))
         return [self.builder.bitcast(even, VF32), self.builder.bitcast(odd, VF32)]
+
+    def first(self, count: Any, width: int = LANES) -> Any:
+        """A mask of ``width`` lanes: the first ``count`` of them, which is at least 0."""
+        order = ir.VectorType(I32, width)
+        one = self.builder.insert_element(ir.Constant(order, ir.Undefined), self.builder.trunc(count, I32), I32(0))
+        counts = self.builder.shuffle_vector(one, one, ir.Constant(order, [0] * width))
+        return self.builder.icmp_signed("<", ir.Constant(order, list(range(width))), counts)
+
+    def load_masked(self, address: Any, mask: Any, kind: Any) -> Any:
+        """A vector of which only the lanes of ``mask`` are read; the others are zero."""
+        load = self._masked("load", ir.FunctionType(kind, [kind.as_pointer(), I32, mask.type, kind]), kind)
+        pointer = self.builder.inttoptr(address, kind.as_pointer())
+        return self.builder.call(load, [pointer, I32(2), mask, ir.Constant(kind, None)])
+
+    def store_masked(self, value: Any, address: Any, mask: Any) -> None:
+        """Write the lanes of ``mask`` and nothing else."""
+        kind = value.type
+        store = self._masked("store", ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), I32, mask.type]), kind)
+        pointer = self.builder.inttoptr(address, kind.as_pointer())
+        self.builder.call(store, [value, pointer, I32(2), mask])
+
+    def _masked(self, verb: str, signature: Any, kind: Any) -> Any:
+        name = f"v{kind.count}{'f32' if kind.element == F32 else 'i16'}"
+        return cgutils.get_or_insert_function(self.builder.module, signature, f"llvm.masked.{verb}.{name}.p0{name}")
+
+    def from_bf16(self, bits: Any) -> Any:
+        """16 bfloat16 as float32."""
+        wide = self.builder.zext(bits, VI32)
+        return self.builder.bitcast(self.builder.shl(wide, ir.Constant(VI32, [16] * LANES)), VF32)
+
+    def to_bf16(self, values: Any) -> Any:
+        """The nearest 16 bfloat16, ties to even; a NaN stays a NaN and becomes quiet."""
+        builder = self.builder
+        bits = builder.bitcast(values, VI32)
+        upper = builder.lshr(bits, ir.Constant(VI32, [16] * LANES))
+        odd = builder.and_(upper, ir.Constant(VI32, [1] * LANES))
+        rounded = builder.add(bits, builder.add(odd, ir.Constant(VI32, [0x7FFF] * LANES)))
+        rounded = builder.lshr(rounded, ir.Constant(VI32, [16] * LANES))
+        quiet = builder.or_(upper, ir.Constant(VI32, [0x40] * LANES))
+        return builder.trunc(builder.select(builder.fcmp_unordered("uno", values, values), quiet, rounded), VI16)
 
     def prefetch(self, address: Any, count: int) -> None:
         """Ask for ``count`` bytes from ``address`` on."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks import Array, expect_float32, expect_int32, expect_storage
+from .claims import wait_for_items
 from .decode_loop import Scratch, build
 from .decode_plan import (
     HEAD_BYTES,
@@ -29,7 +30,6 @@ from .decode_plan import (
     Table,
     count_invalid,
     plan_rows,
-    wait_for_items,
 )
 from .gather import prepare_gather_blocks
 from .rows import vector_of, view_of
@@ -249,17 +249,14 @@ def prepare(
     # keeps them alive too.
     alive = (q, k_view, v_view, table, visible, out, lse, sinks, source, memory)
 
-    def job(first: int, count: int, scratch: Scratch) -> Callable[[], None]:
+    def job(scratch: Scratch) -> Callable[[], None]:
         def run(_alive: tuple[Any, ...] = alive) -> None:
-            attend(plan, first, count, shape, k, v, seen, source.limits, factors, io, memory.partials, scratch)
+            attend(plan, shape, k, v, seen, source.limits, factors, io, memory.partials, scratch)
 
         return run
 
-    passes = [
-        (first, count, [job(first, count, scratch) for scratch in memory.scratch])
-        for first in range(0, rows, memory.rows)
-        if (count := min(memory.rows, rows - first))
-    ]
+    mine, *others = (job(scratch) for scratch in memory.scratch)
+    passes = [(first, min(memory.rows, rows - first)) for first in range(0, rows, memory.rows)]
 
     def decode(_alive: tuple[Any, ...] = alive) -> None:
         bad = count_invalid(lengths, batch, query_len, width, where, limits)
@@ -267,7 +264,7 @@ def prepare(
             invalid[0] += bad
         if fetch is not None:
             fetch()
-        for first, count, (mine, *others) in passes:
+        for first, count in passes:
             tokens = plan_rows(plan, first, count, lengths, query_len, width, limits, heads, v_dim, io)
             helpers = min(len(others), tokens * token_bytes // _BYTES_PER_THREAD)
             for i in range(helpers):
