@@ -145,6 +145,8 @@ class Engine:
         Raises:
             InvalidInput: a bad prompt or parameter, or a request larger than the pool; nothing was started.
         """
+        if not isinstance(prompts, Iterable):
+            raise InvalidInput(f"generate: got {type(prompts).__name__}, expected prompts: texts or lists of token ids")
         wanted = [prompts] if isinstance(prompts, str) else list(prompts)
         each = [params or SamplingParams()] * len(wanted) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(wanted):
@@ -196,6 +198,9 @@ class Engine:
         stop = tuple(dict.fromkeys(stop))
         if len(stop) > MAX_STOP_TOKENS:
             raise InvalidInput(f"{what}: {len(stop)} stop tokens, at most {MAX_STOP_TOKENS}")
+        last = self.model.config.vocab_size - 1
+        if bad := [t for t in stop if t > last]:
+            raise InvalidInput(f"{what}: stop token {bad[0]} is not in the vocabulary (0 to {last})")
         total, block_size = len(ids) + params.max_tokens, self._pool.geometry.block_size
         if total > self._max_len:
             raise InvalidInput(

@@ -97,7 +97,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig, 
     """
     if isinstance(prompt, str):
         ids: Sequence[int] = tokenizer.encode(prompt)
-    elif isinstance(prompt, Sequence):
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         for t in prompt:
             if isinstance(t, bool) or not isinstance(t, int | np.integer):
                 raise InvalidInput(f"{what}: got the {type(t).__name__} {t!r} among the token ids, expected ints")
