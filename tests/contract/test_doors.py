@@ -135,10 +135,10 @@ def test_sink_ids_are_dropped_and_counted(backend: Backend, layout: str, where: 
 @pytest.mark.clause("W6")
 @BOTH
 def test_a_copy_drops_a_row_once(backend: Backend, where: Where) -> None:
-    """Both ends in the sink: one row, counted once; a pad at either end: a pad, counted not at all."""
-    with new_pool(backend, geometry()) as pool:
+    """Both ends in the sink, in three layers: one row, counted once; a pad at either end: a pad, counted not at all."""
+    with new_pool(backend, geometry(num_layers=3)) as pool:
         put_values(backend, pool, [4, 5], [1, 2])
-        with unchanged(backend, *pool.storage(0)):
+        with unchanged(backend, *(buffer for layer in range(3) for buffer in pool.storage(layer))):
             pool.copy(WriteLoc.slots(where(backend, [0, 1])), WriteLoc.slots(where(backend, [2, 2])))
             assert pool.dropped == 2
             pool.copy(WriteLoc.slots(where(backend, [-1, 4, -1, 2])), WriteLoc.slots(where(backend, [4, -1, 0, -1])))
