@@ -209,7 +209,9 @@ def test_unmarked_ids_are_refused_at_every_door(backend: Backend, where: str) ->
                 lambda bad=bad: pool.copy(good, bad),  # type: ignore[misc]
             )
             for door in doors:
-                with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc|a bare |BlockTable without physical=True", pool):
+                with refused(
+                    backend, UnmarkedWriteLoc, "an unmarked WriteLoc|a bare |BlockTable without physical=True", pool
+                ):
                     door()
         for bad_table in (table, BlockTable(table), BlockTable(table, physical=False)):
             with refused(backend, UnmarkedWriteLoc, "a bare|a BlockTable without physical=True", pool):
