@@ -44,6 +44,11 @@ from .tile_ops import TABLE_BYTES, TILE, add_values, cap_scores, score_tokens, s
 Scratch = tuple[int, int, int, int, int, int, int]
 """Addresses of one thread's memory: query, scores, scales, row tables (K, V, twice), K rows, V rows, a row of zeros."""
 
+Ask = tuple[int, int, int]
+"""Rows that memory is asked for ahead of their use: row table, first token, KV head."""
+LEAD = 4
+"""How many calls of :func:`score_tokens` or :func:`add_values` ahead: a few hundred nanoseconds."""
+
 
 @inner
 def place_query(query: int, q: int, heads: int, dim: int, padded: int, scale: float, paired: bool) -> None:
@@ -138,6 +143,25 @@ def soften_tile(
 
 
 @inner
+def fill(target: int, value: float, count: int) -> None:
+    """Set ``count`` float32 to ``value``."""
+    for i in range(count):
+        store_f32(target + i * 4, float32(value))
+
+
+@inner
+def step_ask(ask: Ask, tokens: int, kv_heads: int, here: int, following: int) -> Ask:
+    """What to ask memory for next: the next head, then the next tokens, then V of this tile, then K of the
+    following."""
+    table, token, head = ask[0], ask[1], ask[2] + 1
+    if head == kv_heads:
+        head, token = int64(0), token + tokens
+    if token == TILE:
+        table, token = (here + TABLE_BYTES if table == here else following), int64(0)
+    return table, token, head
+
+
+@inner
 def clear_partials(partials: Partials, item: int, heads: int, padded: int) -> Partials:
     """Addresses of the partial result of ``item``, set to that of no keys."""
     sums, maxima, weights = (
@@ -147,8 +171,7 @@ def clear_partials(partials: Partials, item: int, heads: int, padded: int) -> Pa
     )
     clear_bytes(sums, heads * padded * 4)
     clear_bytes(weights, heads * 4)
-    for h in range(heads):
-        store_f32(maxima + h * 4, float32(-np.inf))
+    fill(maxima, -np.inf, heads)
     return sums, maxima, weights
 
 
@@ -189,6 +212,9 @@ def build(dim: int, group: int, bf16: int) -> Any:
             place_query(query, io[0] + row * heads * k_dim * 4, heads, k_dim, k_padded, factors[0], k[5] == 2)
             first = keys[0] // TILE * TILE
             form_tables(here, first, keys, row // query_len, table, limits, k, v, zeros)
+            ask = (here, (keys[0] - first) // tokens * tokens, int64(0))
+            for _ in range(LEAD):
+                ask = step_ask(ask, tokens, kv_heads, here, here)
             for tile in range(first, keys[1], TILE):
                 low, high = max(keys[0] - tile, 0), min(keys[1] - tile, TILE)
                 following = here
@@ -199,24 +225,29 @@ def build(dim: int, group: int, bf16: int) -> Any:
                 if dim == 0:
                     bring_rows(here, low, high, k, kv_heads, k_dim, k_padded, k_rows, zeros)
                     bring_rows(v_here, low, high, v, kv_heads, v_dim, v_padded, v_rows, zeros)
-                # While K rows are read, memory is asked for the V rows of this tile, and then for the K rows of the
-                # next.
                 for t in range(low // tokens * tokens, high, tokens):
                     for h in range(kv_heads):
-                        ask, to = v_here + t * 8, scores + (h * heads_each * TILE + t) * 4
+                        to = scores + (h * heads_each * TILE + t) * 4
                         q = query + h * heads_each * k_padded * 4
                         if dim == 0:
-                            score_tokens(here + t * 8, h, q, to, ask, k_padded, heads_each, 0)
+                            score_tokens(here + t * 8, h, q, to, here, 0, k_padded, heads_each, 0)
                         else:
-                            score_tokens(here + t * 8, h, q, to, ask, dim, group, bf16)
+                            score_tokens(here + t * 8, h, q, to, ask[0] + ask[1] * 8, ask[2], dim, group, bf16)
+                            ask = step_ask(ask, tokens, kv_heads, here, following)
                 soften_tile(scores, low, high, heads, factors[1], maxima, weights, shrink)
-                for h in range(kv_heads):
-                    to, w = sums + h * heads_each * v_padded * 4, scores + h * heads_each * TILE * 4
-                    scale = shrink + h * heads_each * 4
-                    if dim == 0:
-                        add_values(v_here, h, low, high, to, w, scale, following, v_padded, heads_each, 0)
-                    else:
-                        add_values(v_here, h, low, high, to, w, scale, following, dim, group, bf16)
+                for t in range(low // tokens * tokens, high, tokens):
+                    start, stop = max(t, low), min(t + tokens, high)
+                    for h in range(kv_heads):
+                        to, w = sums + h * heads_each * v_padded * 4, scores + h * heads_each * TILE * 4
+                        scale = shrink + h * heads_each * 4
+                        if dim == 0:
+                            add_values(v_here, h, start, stop, to, w, scale, here, 0, v_padded, heads_each, 0)
+                        else:
+                            n_at, n_head = ask[0] + ask[1] * 8, ask[2]
+                            add_values(v_here, h, start, stop, to, w, scale, n_at, n_head, dim, group, bf16)
+                            ask = step_ask(ask, tokens, kv_heads, here, following)
+                    if t <= low:
+                        fill(shrink, 1.0, heads)
                 here, ahead = ahead, here
             if leave_row(plan, index):
                 merge_row(plan, index, row, shape, k[5] == 2, io, partials)

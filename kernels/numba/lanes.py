@@ -137,12 +137,12 @@ class Lanes:
         return builder.trunc(builder.select(builder.fcmp_unordered("uno", values, values), quiet, rounded), VI16)
 
     def prefetch(self, address: Any, count: int) -> None:
-        """Ask for ``count`` bytes from ``address`` on."""
+        """Ask for ``count`` bytes from ``address`` on, into the second-level cache."""
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, I32, I32, I32])
         ask = self.builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
         for byte in range(0, count, 64):
             self.builder.call(
-                ask, [self.builder.inttoptr(self.offset(address, byte, size=1), _BYTES), I32(0), I32(3), I32(1)]
+                ask, [self.builder.inttoptr(self.offset(address, byte, size=1), _BYTES), I32(0), I32(2), I32(1)]
             )
 
     def largest(self, vector: Any) -> Any:

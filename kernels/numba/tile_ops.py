@@ -65,7 +65,16 @@ def _row(lanes: Lanes, table: Any, token: Any, head: Any) -> Any:
 
 @emitted
 def score_tokens(
-    _typing: Any, _table: Any, _head: Any, _query: Any, _scores: Any, _ahead: Any, dim: Any, heads: Any, bf16: Any
+    _typing: Any,
+    _table: Any,
+    _head: Any,
+    _query: Any,
+    _scores: Any,
+    _next_table: Any,
+    _next_head: Any,
+    dim: Any,
+    heads: Any,
+    bf16: Any,
 ) -> Any:
     """``scores[g, p] = query[g] . row[p]`` for the next tokens ``p`` and all query heads ``g`` of KV head ``head``.
 
@@ -79,12 +88,10 @@ def score_tokens(
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         lanes = Lanes(builder)
-        table, head, query, scores, ahead = args[:5]
-        size = _value(dim, args[5])
+        table, head, query, scores, next_table, next_head = args[:6]
+        size = _value(dim, args[6])
         rows = [_row(lanes, table, int64(p), head) for p in tokens]
-        if _is_literal(dim):
-            for p in tokens:
-                lanes.prefetch(_row(lanes, ahead, int64(p), head), dim.literal_value * (2 if is_bf16 else 4))
+        asked = [_row(lanes, next_table, int64(p), next_head) for p in tokens] if _is_literal(dim) else []
 
         def emit(first: Any, count: int) -> None:
             zero = splat_constant(0.0)
@@ -93,6 +100,9 @@ def score_tokens(
                 lanes.index(query, builder.mul(size, builder.add(first, int64(g))), size=4) for g in range(count)
             ]
             with cgutils.for_range(builder, builder.sdiv(size, int64(per_load))) as loop:
+                if asked and first.constant == 0:
+                    for row in asked:
+                        lanes.prefetch(lanes.index(row, loop.index, size=64), 64)
                 keys = [lanes.load_kv(lanes.index(row, loop.index, size=64), bf16=is_bf16) for row in rows]
                 for g in range(count):
                     place = lanes.index(queries[g], loop.index, size=per_load * 4)
@@ -103,10 +113,10 @@ def score_tokens(
             totals = [[builder.load(sums[g, p]) for p in tokens] for g in range(count)]
             _store_totals(lanes, totals, lanes.index(scores, first, size=_SCORE_ROW))
 
-        _for_heads(builder, heads, args[6], emit)
+        _for_heads(builder, heads, args[7], emit)
         return context.get_dummy_value()
 
-    return types.void(_Address, types.int64, *[_Address] * 3, dim, heads, bf16), generate
+    return types.void(_Address, types.int64, *[_Address] * 3, types.int64, dim, heads, bf16), generate
 
 
 def _store_totals(lanes: Lanes, sums: list[list[Any]], scores: Any) -> None:
@@ -131,7 +141,8 @@ def add_values(
     _sums: Any,
     _weights: Any,
     _scales: Any,
-    _ahead: Any,
+    _next_table: Any,
+    _next_head: Any,
     dim: Any,
     heads: Any,
     bf16: Any,
@@ -148,8 +159,8 @@ def add_values(
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         lanes = Lanes(builder)
-        table, head, low, high, sums, weights, scales, ahead = args[:8]
-        size = _value(dim, args[8])
+        table, head, low, high, sums, weights, scales, next_table, next_head = args[:9]
+        size = _value(dim, args[9])
 
         def add_token(token: Any, part: Any, entries: list[Any], held: dict[tuple[int, int], Any]) -> None:
             row = lanes.index(_row(lanes, table, token, head), part, size=row_bytes)
@@ -174,17 +185,16 @@ def add_values(
                         held[g, u] = cgutils.alloca_once_value(builder, builder.fmul(lanes.load(places[g, u]), scale))
                 with cgutils.for_range_slice(builder, low, high, int64(1)) as (token, _):
                     if ask:
-                        lanes.prefetch(
-                            lanes.index(_row(lanes, ahead, token, head), loop.index, size=row_bytes), row_bytes
-                        )
+                        asked = _row(lanes, next_table, builder.sub(token, low), next_head)
+                        lanes.prefetch(lanes.index(asked, loop.index, size=row_bytes), row_bytes)
                     add_token(token, loop.index, entries, held)
                 for key, place in places.items():
                     lanes.store(builder.load(held[key]), place)
 
-        _for_heads(builder, heads, args[9], emit)
+        _for_heads(builder, heads, args[10], emit)
         return context.get_dummy_value()
 
-    return types.void(_Address, *[types.int64] * 3, *[_Address] * 4, dim, heads, bf16), generate
+    return types.void(_Address, *[types.int64] * 3, *[_Address] * 4, types.int64, dim, heads, bf16), generate
 
 
 @emitted
