@@ -23,6 +23,9 @@ from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Effects, Fetch, Step
 from forebay.specs.write_loc import WriteLoc
 
+from .kernel_calls import KernelCalls
+from .kernel_namespace import KernelNamespace
+from .memory import BufferMemory, bits_of
 from .namespace import TORCH_DTYPE, TorchNamespace
 from .tape import HostReadGuard, Recorder, Tape
 
@@ -48,8 +51,9 @@ class CpuDriver(Driver):
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise InvalidInput(f"cpu option threads: got {threads!r}, expected None or a positive int")
         self._threads = threads
-        self._xp = TorchNamespace()
-        self._recorder: Recorder | None = None
+        self._calls = KernelCalls()
+        self._memory = BufferMemory()
+        self._xp = KernelNamespace(self._calls, threads)
         self._views: WeakKeyDictionary[Pool, dict[int, Views]] = WeakKeyDictionary()
         self._set_threads()
         self.capabilities = Capabilities(
@@ -69,18 +73,14 @@ class CpuDriver(Driver):
         torch.set_num_threads(wanted)
 
     @property
-    def xp(self) -> TorchNamespace:
-        """The torch namespace."""
+    def xp(self) -> KernelNamespace:
+        """torch and kernels."""
         return self._xp
 
     # -- memory ----------------------------------------------------------------------------------------------------------
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Memory the operating system commits when it is first touched.
-
-        It comes from numpy, which asks for huge pages: without them page walks cost a large part of the memory's bandwidth.
-        """
-        signed = np.dtype(np.int16) if dtype == "bfloat16" else BITS_DTYPE[dtype]
-        return torch.from_numpy(np.empty(shape, signed)).view(TORCH_DTYPE[dtype])
+        """Memory the operating system commits when it is first touched."""
+        return self._memory.empty(shape, dtype)
 
     def from_host(self, bits: HostArray, dtype: str) -> Tensor:
         """A copy of the bytes."""
@@ -89,7 +89,7 @@ class CpuDriver(Driver):
 
     def to_host(self, x: Tensor) -> HostArray:
         """A copy of the bytes."""
-        return _bits_of(x).copy()
+        return bits_of(x).copy()
 
     def load(self, buffer: Buffer) -> Tensor:
         """The tensor the Buffer holds."""
@@ -98,7 +98,7 @@ class CpuDriver(Driver):
 
     def store(self, buffer: Buffer, bits: HostArray, row: int | None) -> None:
         """Copy bytes in."""
-        target = _bits_of(buffer.handle)
+        target = bits_of(buffer.handle)
         if row is None:
             target[...] = bits
         else:
@@ -148,7 +148,7 @@ class CpuDriver(Driver):
     def capture(self, step: Step) -> CpuTrace:
         """Record the step onto a tape; nothing but the trace's own arena is written."""
         recorder = Recorder(str(step.segment), [b.handle for b in step.segment.buffers])
-        self._recorder = recorder
+        self._calls.recorder = recorder
         try:
             with HostReadGuard(recorder), recorder:
                 effects = step()
@@ -161,7 +161,7 @@ class CpuDriver(Driver):
                 f"capture ({error})"
             ) from error
         finally:
-            self._recorder = None
+            self._calls.recorder = None
         return CpuTrace(recorder.tape, emits)
 
     def _record_commit(self, recorder: Recorder, effects: Effects) -> dict[str, Tensor]:
@@ -197,23 +197,23 @@ class CpuDriver(Driver):
     def zero(self, buffer: Buffer) -> None:
         """Fill with zeros in place."""
         tensor: Tensor = buffer.handle
-        if self._recorder is not None:
-            self._recorder.adopt(tensor)
-        self._issue(lambda: lambda: tensor.zero_())
+        if self._calls.recorder is not None:
+            self._calls.recorder.adopt(tensor)
+        self._calls.issue(lambda: lambda: tensor.zero_())
 
     def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: Tensor, v: Tensor | None) -> None:
         """Scatter rows by the numba door."""
         views, first, num_slots = self._door(pool, layer)
-        self._check_held("pool.write", k, v)
+        self._calls.check_held("pool.write", k, v)
         slots, k, v = self._slots(pool, loc), _rows_of(k), None if v is None else _rows_of(v)
-        self._issue(
+        self._calls.issue(
             lambda: rows.prepare_write_rows(
                 views[0],
                 None if v is None else views[1],
-                _bits_of(slots),
-                _bits_of(k),
-                None if v is None else _bits_of(v),
-                _bits_of(pool.dropped_buffer.handle),
+                bits_of(slots),
+                bits_of(k),
+                None if v is None else bits_of(v),
+                bits_of(pool.dropped_buffer.handle),
                 first_slot=first,
                 num_slots=num_slots,
             )
@@ -224,16 +224,16 @@ class CpuDriver(Driver):
         views, first, num_slots = self._door(pool, layer)
         g, slots = pool.geometry, self._slots(pool, loc)
         n, dtype = slots.shape[0], TORCH_DTYPE[g.dtype]
-        k = self._empty((n, g.num_kv_heads, g.key_dim), dtype)
-        v = self._empty((n, g.num_kv_heads, g.value_dim), dtype)
-        self._issue(
+        k = self._calls.empty((n, g.num_kv_heads, g.key_dim), dtype)
+        v = self._calls.empty((n, g.num_kv_heads, g.value_dim), dtype)
+        self._calls.issue(
             lambda: rows.prepare_read_rows(
                 views[0],
                 views[1],
-                _bits_of(slots),
-                _bits_of(k),
-                _bits_of(v),
-                _bits_of(pool.dropped_buffer.handle),
+                bits_of(slots),
+                bits_of(k),
+                bits_of(v),
+                bits_of(pool.dropped_buffer.handle),
                 first_slot=first,
                 num_slots=num_slots,
             )
@@ -244,8 +244,8 @@ class CpuDriver(Driver):
         """Copy rows of every layer by the numba door; the first layer counts what is dropped."""
         source, target = self._slots(pool, src), self._slots(pool, dst)
         for layer in range(pool.geometry.num_layers):
-            count = pool.dropped_buffer.handle if layer == 0 else self._empty((1,), torch.int32)
-            self._issue(partial(self._prepare_copy, pool, layer, source, target, count))
+            count = pool.dropped_buffer.handle if layer == 0 else self._calls.empty((1,), torch.int32)
+            self._calls.issue(partial(self._prepare_copy, pool, layer, source, target, count))
 
     def _prepare_copy(
         self, pool: Pool, layer: int, source: Tensor, target: Tensor, count: Tensor
@@ -254,9 +254,9 @@ class CpuDriver(Driver):
         return rows.prepare_copy_rows(
             views[0],
             None if pool.layout == "LATENT" else views[1],
-            _bits_of(source),
-            _bits_of(target),
-            _bits_of(count),
+            bits_of(source),
+            bits_of(target),
+            bits_of(count),
             first_slot=first,
             num_slots=num_slots,
         )
@@ -265,22 +265,22 @@ class CpuDriver(Driver):
         """Attention by the numba kernel in float32; the output is rounded to q's dtype."""
         g, (batch, query_len, heads, _) = call.pool.geometry, call.q.shape
         views, _, _ = self._door(call.pool, call.layer)
-        self._check_held("paged_decode", call.q, call.table, call.visible, call.sinks)
+        self._calls.check_held("paged_decode", call.q, call.table, call.visible, call.sinks)
         q = call.q.to(torch.float32).contiguous()
-        out = self._empty((batch, query_len, heads, g.value_dim), torch.float32)
-        lse = self._empty((batch, query_len, heads), torch.float32)
+        out = self._calls.empty((batch, query_len, heads, g.value_dim), torch.float32)
+        lse = self._calls.empty((batch, query_len, heads), torch.float32)
         visible = call.visible.contiguous()
         sinks = None if call.sinks is None else call.sinks.contiguous()
-        self._issue(
+        self._calls.issue(
             lambda: attention.prepare(
-                _bits_of(q),
+                bits_of(q),
                 views[0],
                 views[1],
-                _bits_of(call.table),
-                _bits_of(visible),
-                _bits_of(out),
-                _bits_of(lse),
-                _bits_of(call.pool.invalid_buffer.handle),
+                bits_of(call.table),
+                bits_of(visible),
+                bits_of(out),
+                bits_of(lse),
+                bits_of(call.pool.invalid_buffer.handle),
                 table_len=call.table_len,
                 first_block=call.pool.first_block,
                 num_blocks=g.num_blocks,
@@ -288,7 +288,7 @@ class CpuDriver(Driver):
                 scale=call.scale,
                 window=call.window,
                 softcap=call.softcap,
-                sinks=None if sinks is None else _bits_of(sinks),
+                sinks=None if sinks is None else bits_of(sinks),
                 path=call.path,
                 threads=self._threads,
             )
@@ -326,26 +326,6 @@ class CpuDriver(Driver):
                     target[dst, :n] = source[src, :n]
 
     # -- inside ----------------------------------------------------------------------------------------------------------
-    def _issue(self, prepare: Callable[[], Callable[[], object]]) -> None:
-        """Prepare a kernel call and run it, or put it on the tape."""
-        if self._recorder is None:
-            prepare()()
-            return
-        with self._recorder.pause():
-            self._recorder.tape.operations.append(prepare())
-
-    def _check_held(self, act: str, *arrays: Tensor | None) -> None:
-        """Refuse a closed-over array while recording: what a kernel takes as it is, no torch operation would see."""
-        if self._recorder is not None:
-            self._recorder.check_held(act, *arrays)
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for a kernel's output; while recording it belongs to the trace."""
-        if self._recorder is None:
-            return torch.empty(tuple(shape), dtype=dtype)
-        with self._recorder.pause():
-            return self._recorder.adopt(torch.empty(tuple(shape), dtype=dtype))
-
     def _door(self, pool: Pool, layer: int) -> tuple[Views, int, int]:
         """(K and V views in bytes' numpy dtype, first live slot, slots)."""
         cache = self._views.setdefault(pool, {})
@@ -354,47 +334,33 @@ class CpuDriver(Driver):
         return cache[layer], pool.first_block * pool.geometry.block_size, pool.num_slots
 
     def _make_views(self, pool: Pool, layer: int) -> Views:
-        def make() -> Views:
+        with self._calls.unrecorded():
             k, v = kv_views(pool.layout, tuple(b.handle for b in pool.storage(layer)), pool.geometry)
-            return _bits_of(k), _bits_of(v)
-
-        if self._recorder is None:
-            return make()
-        with self._recorder.pause():
-            return make()
+            return bits_of(k), bits_of(v)
 
     def _slots(self, pool: Pool, loc: WriteLoc) -> Tensor:
         """Flat int32 slots of a location; a table is lowered on the device."""
         if loc.ids is not None:
-            self._check_held("a door's slot ids", loc.ids)
+            self._calls.check_held("a door's slot ids", loc.ids)
             flat: Tensor = loc.ids.contiguous()
             return flat
         if loc.table is None or loc.positions is None or loc.table_len is None:
             raise InvalidInput("WriteLoc: neither ids nor a table with positions")
-        self._check_held("a door's table and positions", loc.table.array, loc.positions)
+        self._calls.check_held("a door's table and positions", loc.table.array, loc.positions)
         table, positions, table_len = loc.table.array, loc.positions.contiguous(), loc.table_len
-        slots = self._empty((positions.numel(),), torch.int32)
-        self._issue(
+        slots = self._calls.empty((positions.numel(),), torch.int32)
+        self._calls.issue(
             lambda: rows.prepare_slots_from_table(
-                _bits_of(table),
-                _bits_of(positions),
+                bits_of(table),
+                bits_of(positions),
                 table_len,
                 pool.geometry.block_size,
                 pool.first_block,
                 pool.geometry.num_blocks,
-                _bits_of(slots),
+                bits_of(slots),
             )
         )
         return slots
-
-
-def _bits_of(x: Tensor) -> HostArray:
-    """A numpy view of a tensor's bytes (bfloat16 as uint16); shares memory."""
-    if x.dtype == torch.bfloat16:
-        bits: HostArray = x.view(torch.int16).numpy().view(np.uint16)
-        return bits
-    whole: HostArray = x.numpy()
-    return whole
 
 
 def _rows_of(x: Tensor) -> Tensor:
@@ -407,4 +373,4 @@ def _copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def _value_of(x: Tensor) -> HostArray:
-    return host_from_bits(_bits_of(x), TorchNamespace().dtype(x))
+    return host_from_bits(bits_of(x), TorchNamespace().dtype(x))

@@ -1,0 +1,113 @@
+"""The driver's ``xp``: torch, with kernels of ours for the heavy operations of a decode step.
+
+A decode step is bound by memory and by the overhead of each call. Where shapes and dtypes allow it (nothing else decides), a
+product of few rows reads its weights at the speed of memory, and a norm, a rotation or a gate is one call. Other cases go to torch.
+:mod:`.bench_dense` measures both.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forebay.kernels.numba import elementwise
+from forebay.kernels.numba.linear import MAX_ROWS, prepare_linear
+
+from .kernel_calls import KernelCalls
+from .memory import bits_of
+from .namespace import TorchNamespace
+
+_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+class KernelNamespace(TorchNamespace):
+    """Operations whose rows have the same bits in a batch of any size, where a kernel computes them.
+
+    Args:
+        calls: runs or records the kernels.
+        threads: at most this many threads a product; None for the CPUs this process may use.
+    """
+
+    def __init__(self, calls: KernelCalls, threads: int | None = None) -> None:
+        self._calls = calls
+        self._threads = threads
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """int32 index of the first maximum."""
+        if not _alike(x) or x.dim() == 0 or x.shape[-1] == 0:
+            return super().argmax(x)
+        self._calls.check_held("xp.argmax", x)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._calls.empty(rows.shape[:1], torch.int32)
+        self._calls.issue(lambda: elementwise.prepare_argmax(bits_of(rows), bits_of(out)), pure=True)
+        return out.reshape(x.shape[:-1])
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias."""
+        if not _fit_linear(x, weight, bias):
+            return super().linear(x, weight, bias)
+        self._calls.check_held("xp.linear", x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        added = None if bias is None else bias.to(torch.float32).contiguous()
+        out = self._calls.empty((rows.shape[0], weight.shape[0]), torch.float32)
+        self._calls.issue(
+            lambda: prepare_linear(
+                bits_of(rows),
+                bits_of(weight),
+                bits_of(out),
+                None if added is None else bits_of(added),
+                threads=self._threads,
+            ),
+            pure=True,
+        )
+        return out.to(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm, accumulated in float32."""
+        if not _alike(x, weight) or x.dim() == 0 or weight.shape != x.shape[-1:]:
+            return super().rms_norm(x, weight, eps)
+        self._calls.check_held("xp.rms_norm", x, weight)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._calls.empty(rows.shape, x.dtype)
+        self._calls.issue(
+            lambda: elementwise.prepare_rms_norm(bits_of(rows), bits_of(weight), bits_of(out), eps), pure=True
+        )
+        return out.reshape(x.shape)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of [N, H, D] by [N, D/2] in NeoX order."""
+        angles = (x.shape[0], x.shape[-1] // 2) if x.dim() == 3 and x.shape[-1] % 2 == 0 else None
+        if not _alike(x, cos, sin) or cos.shape != angles or sin.shape != angles:
+            return super().rope(x, cos, sin)
+        self._calls.check_held("xp.rope", x, cos, sin)
+        out = self._calls.empty(x.shape, x.dtype)
+        self._calls.issue(
+            lambda: elementwise.prepare_rope(bits_of(x), bits_of(cos), bits_of(sin), bits_of(out)), pure=True
+        )
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        if not _alike(gate, up) or gate.dim() == 0 or gate.shape != up.shape:
+            return super().silu_mul(gate, up)
+        self._calls.check_held("xp.silu_mul", gate, up)
+        gates, ups = (x.reshape(-1, x.shape[-1]) for x in (gate, up))
+        out = self._calls.empty(gates.shape, gate.dtype)
+        self._calls.issue(lambda: elementwise.prepare_silu_mul(bits_of(gates), bits_of(ups), bits_of(out)), pure=True)
+        return out.reshape(gate.shape)
+
+
+def _alike(*arrays: Tensor) -> bool:
+    """One dtype that the kernels know, and neighbouring elements in the last axis."""
+    return arrays[0].dtype in _DTYPES and all(
+        x.dtype == arrays[0].dtype and (x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] <= 1) for x in arrays
+    )
+
+
+def _fit_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or x.shape[-1] == 0:
+        return False
+    few = 1 <= x.numel() // x.shape[-1] <= MAX_ROWS
+    return few and _alike(x, weight) and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
