@@ -1,5 +1,5 @@
-"""Fused row operations of a decode step, on one thread: RMS norm, rotary embedding, the gate of a feed-forward and the largest
-element.
+"""Fused row operations of a decode step, on one thread: RMS norm, rotary embedding, the gate of a feed-forward and
+the largest element.
 
 Each replaces two to eight calls of an array library, whose overhead is what they cost for a few rows. float32 or
 bfloat16 bits (uint16) in and out, float32 inside; the bits of a row depend on that row alone. Each operation has a
@@ -77,7 +77,7 @@ def _check(expected: dict[str, tuple[Array, tuple[int, ...]]]) -> None:
         expect_storage(name, array, shape)
         if array.dtype != like.dtype:
             raise ValueError(f"{name}: got {array.dtype}, expected the dtype of {first}, {like.dtype}")
-        if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        if array.size and array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
             raise ValueError(
                 f"{name}: got strides {array.strides} bytes, expected contiguous elements in the last axis"
             )

@@ -125,7 +125,7 @@ def _check(x: Array, weight: Array, out: Float32, bias: Float32 | None) -> None:
     """Raise ValueError for arrays that do not fit together."""
     expect_storage("x", x, (None, None))
     expect_storage("weight", weight, (None, x.shape[1]))
-    if weight.shape[1] > 1 and weight.strides[1] != weight.itemsize:
+    if weight.size and weight.shape[1] > 1 and weight.strides[1] != weight.itemsize:
         raise ValueError(f"weight: got strides {weight.strides} bytes, expected contiguous rows")
     expect_float32("out", out, (x.shape[0], weight.shape[0]))
     if bias is not None:
@@ -179,8 +179,8 @@ def linear(x: Array, weight: Array, out: Float32, bias: Float32 | None = None, *
     """``out = x @ weight.T + bias`` for few rows of ``x``.
 
     Sums are float32. An element of ``out`` has one order of operations: its bits depend on its rows of ``x`` and
-    ``weight`` and its element of ``bias`` alone, not on the number of rows of either, on strides of ``x`` or on threads.
-    Nothing outside the arrays is read.
+    ``weight`` and its element of ``bias`` alone, not on the number of rows of either, on strides of ``x`` or on
+    threads. Nothing outside the arrays is read.
 
     Args:
         x: ``[M, K]``, float32 or uint16 (bfloat16 bits), any strides; any M, meant for up to :data:`MAX_ROWS`.
