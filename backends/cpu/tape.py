@@ -44,16 +44,8 @@ HOST_READS: Final = frozenset(
         "untyped_storage",
     )
 )
-DATA_DEPENDENT: Final = frozenset(
-    (
-        "aten::_local_scalar_dense",
-        "aten::nonzero",
-        "aten::equal",
-        "aten::is_nonzero",
-        "aten::masked_select",
-        "aten::unique_dim",
-    )
-)
+DATA_DEPENDENT: Final = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+"""torch's own marks of operations that read values on the host, or whose output's shape depends on values."""
 
 
 class Tape:
@@ -156,14 +148,17 @@ class Recorder(TorchDispatchMode):
 
     def _check(self, func: Any, name: str, inputs: list[Tensor]) -> None:
         where = f"while capturing Segment {self.segment}"
-        if name in DATA_DEPENDENT:
-            raise CaptureViolation(f"{name} reads device values on the host {where}")
+        by_mask = any(x.dtype in (torch.bool, torch.uint8) for x in inputs[1:])
+        if not DATA_DEPENDENT.isdisjoint(func.tags) and (name != "aten::index" or by_mask):
+            raise CaptureViolation(
+                f"{name}{' by a mask' if by_mask else ''} reads device values on the host, or takes its shape from them, {where}"
+            )
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise CaptureViolation(f"{name} draws random numbers {where}; draw them from a seed and a position")
         if func._schema.is_mutable:  # noqa: SLF001
             raise CaptureViolation(f"{name} changes an array in place {where}; return it as an update")
         if not inputs and name != "aten::scalar_tensor":
             raise CaptureViolation(f"{name} creates an array {where}; constants are Buffers made before capture")
-        if name == "aten::index" and any(x.dtype in (torch.bool, torch.uint8) for x in inputs[1:]):
-            raise CaptureViolation(f"{name} by a mask takes its shape from device values {where}; use xp.where")
         self.check_held(name, *inputs)
 
     def _record(

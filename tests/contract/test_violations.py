@@ -49,6 +49,10 @@ class Desk:
     closed_ids: Any
     closed_rows: Any
     closed_table: Any
+    closed_matrix: Any
+    closed_vector: Any
+    closed_angles: Any
+    closed_get: Any
     ticket: Ticket
     read_ticket: Ticket
     quiet: Segment
@@ -104,6 +108,10 @@ def desk(backend: Backend) -> Iterator[Desk]:
         "closed_ids": backend.to_device(int32(4, 5)),
         "closed_rows": backend.to_device(np.ones((2, 2, 8), np.float32)),
         "closed_table": backend.to_device(int32([1], [1])),
+        "closed_matrix": backend.to_device(np.ones((8, 8), np.float32)),
+        "closed_vector": backend.to_device(np.ones(8, np.float32)),
+        "closed_angles": backend.to_device(np.ones((2, 4), np.float32)),
+        "closed_get": made["other"].get(),
     }
     trace = backend.capture(quiet)
     yield Desk(
@@ -267,7 +275,7 @@ ARRAY_ACTS: dict[str, tuple[Act, str]] = {
     "max": (lambda b, d: max(d.x.get()), READ),
     "in": (lambda b, d: 1.0 in d.x.get(), READ),
     "and": (lambda b, d: d.x.get()[0] > 0 and d.x.get()[1] > 0, READ),
-    "mask": (lambda b, d: ({}, {"e": d.x.get()[d.x.get() > 1]}), r"(?i)mask|shape from device values|boolean"),
+    "mask": (lambda b, d: ({}, {"e": d.x.get()[d.x.get() > 1]}), r"(?i)mask|boolean"),
     "+=": (adds_in_place, r"(?i)in place|immutable"),
     "an item set": (sets_an_item, r"(?i)in place|immutable|item assignment"),
     "a slice set": (sets_a_slice, r"(?i)in place|immutable|item assignment"),
@@ -275,6 +283,15 @@ ARRAY_ACTS: dict[str, tuple[Act, str]] = {
     "closed-over operand": (lambda b, d: ({d.y: d.x.get() + d.closed}, {}), CLOSED),
     "closed-over operand of a product": (lambda b, d: b.xp.matmul(d.x.get(), d.closed), CLOSED),
     "closed-over indices": (lambda b, d: b.xp.take(d.x.get(), d.closed_ids), CLOSED),
+    "closed-over content of another Buffer": (lambda b, d: ({d.y: d.x.get() * d.closed_get}, {}), CLOSED),
+    "closed-over content as emit": (lambda b, d: ({}, {"e": d.closed_get}), CLOSED),
+    "closed-over weight of a layer": (lambda b, d: b.xp.linear(d.rows.get(), d.closed_matrix), CLOSED),
+    "closed-over input of a layer": (lambda b, d: b.xp.linear(d.closed_rows, d.closed_matrix), CLOSED),
+    "closed-over bias": (lambda b, d: b.xp.linear(d.rows.get(), d.closed_matrix, d.closed_vector), CLOSED),
+    "closed-over norm": (lambda b, d: b.xp.rms_norm(d.rows.get(), d.closed_vector, 1e-5), CLOSED),
+    "closed-over angles": (lambda b, d: b.xp.rope(d.rows.get(), d.closed_angles, d.closed_angles), CLOSED),
+    "closed-over gate": (lambda b, d: b.xp.silu_mul(d.rows.get(), d.closed_rows), CLOSED),
+    "closed-over argmax": (lambda b, d: ({}, {"e": b.xp.argmax(d.closed_rows)}), CLOSED),
     "closed-over emit": (lambda b, d: ({}, {"e": d.closed}), CLOSED),
     "closed-over view as emit": (lambda b, d: ({}, {"e": d.closed[1:3]}), CLOSED),
     "closed-over update": (lambda b, d: ({d.y: d.closed}, {}), CLOSED),
