@@ -28,6 +28,7 @@ class BlockAllocator:
         self._free: deque[int] = deque(range(self._first, num_blocks))
         self._references: dict[int, int] = {}
         self._in_flight: list[tuple[int, int]] = []
+        self._last_use: dict[int, int] = {}
         self._retired = 0
 
     @property
@@ -90,13 +91,16 @@ class BlockAllocator:
         for block in blocks:
             wanted[block] = wanted.get(block, 0) + 1
         self._check_held(blocks, wanted, "free")
-        waits = after is not None and not after.retired and after.serial > self._retired
+        serial = after.serial if after is not None and not after.retired else 0
         for block in blocks:
+            # Whoever of several holders gave the block up first may still have a step in flight.
+            self._last_use[block] = max(self._last_use.get(block, 0), serial)
             self._references[block] -= 1
             if self._references[block] == 0:
                 del self._references[block]
-                if waits and after is not None:
-                    self._in_flight.append((after.serial, block))
+                last = self._last_use.pop(block)
+                if last > self._retired:
+                    self._in_flight.append((last, block))
                 else:
                     self._free.append(block)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from .lanes import CaptureMode, Lanes
 from .ledger import Ledger, Mismatch, Release
 from .model import Model
 from .models.llama import LoadProgress
+from .report import describe, describe_memory
 from .request import GenerationResult, Prompt, Request, prompt_token_ids
 from .sampling import SamplingParams
 from .settings import Settings
@@ -89,10 +91,15 @@ class Engine:
         self._max_len = longest_sequence(self.settings, model)
         geometry = pool_geometry(self.settings, model, self._max_len)
         self._allocator = BlockAllocator(geometry.num_blocks)
-        self._pool = backend.create_pool(geometry)
-        self._llama = model.bind(backend, max_len=self._max_len, progress=progress)
         self._table_len = -(-self._max_len // geometry.block_size)
-        self._device = DeviceState(backend, self.settings.slots, self._table_len, MAX_STOP_TOKENS)
+        with ExitStack() as made:
+            self._pool = backend.create_pool(geometry)
+            made.callback(backend.release, self._pool)
+            self._llama = model.bind(backend, max_len=self._max_len, progress=progress)
+            self._device = DeviceState(backend, self.settings.slots, self._table_len, MAX_STOP_TOKENS)
+            for buffer in (*self._llama.buffers, *self._device.buffers):
+                made.callback(backend.release, buffer)
+            self._made = made.pop_all()
         self._ledger = Ledger(self._device)
         path = self.settings.attention
         self._forward = HostForward(backend, self._llama, self._pool, self._table_len, path)
@@ -103,6 +110,7 @@ class Engine:
             self._capture_mode(),
             self.settings.max_rewarm,
         )
+        self._made.callback(self._lanes.close)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._epoch = 0
@@ -118,10 +126,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Free the traces, the pool, the state and the weights; the backend stays open."""
-        self._lanes.close()
-        self.backend.release(self._pool)
-        for buffer in (*self._llama.buffers, *self._device.buffers):
-            self.backend.release(buffer)
+        self._made.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +179,9 @@ class Engine:
                 self._waiting.remove(request)
                 request.error, request.finish_reason = error, "error"
             elif request.slot is not None:
-                self._fail(request, error)
+                # The error that is on its way out says what is wrong with the device; a second one must not hide it.
+                with suppress(Exception):
+                    self._fail(request, error)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Queue one request; ``step`` works on it.
@@ -374,10 +381,12 @@ class Engine:
         self._counts["finished"] += 1
 
     def _fail(self, request: Request, error: ForebayError) -> None:
+        """End a request by an error. The host's side is settled first: a lost device must not keep slots and blocks."""
+        slot = self._slot_of(request)
         request.error, request.finish_reason = error, "error"
-        if self.arm != "eager":
-            self._device.idle(self._slot_of(request))
         self._finish(request)
+        if self.arm != "eager":
+            self._device.idle(slot)
 
     def _fail_all(self, error: ForebayError) -> None:
         """What the device holds is not what the ledger says: give up every running request and make every row idle."""
@@ -391,30 +400,10 @@ class Engine:
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
         """Resolved configuration with sources, backend selection, counters, lanes and memory, as plain data."""
-        geometry = self._pool.geometry
         return {
-            "configuration": self.settings.as_report(),
-            "arm": self.arm,
-            "backend": {
-                "name": self.backend.name,
-                "mode": self.backend.mode,
-                "source": self.backend.selection.source,
-                "origin": self.backend.selection.origin,
-                "considered": {c.name: c.passed_over for c in self.backend.selection.considered},
-                "info": self.backend.info,
-            },
-            "model": {"name": self.model.name, "dtype": self.model.dtype, "max_len": self._max_len},
+            **describe(self.settings, self.arm, self.backend, self.model, self._max_len),
             "counters": self.backend.counters.as_dict(),
             "engine": dict(self._counts),
             "lanes": self._lanes.report(),
-            "memory": {
-                "layout": self._pool.layout,
-                "kv_dtype": geometry.dtype,
-                "kv_bytes": geometry.layer_bytes * geometry.num_layers,
-                "capacity_tokens": self._pool.capacity,
-                "blocks_free": self._allocator.num_free,
-                "blocks_allocated": self._allocator.num_allocated,
-                "blocks_in_flight": self._allocator.num_in_flight,
-                "weight_bytes": self.model.folder.weights.nbytes,
-            },
+            "memory": describe_memory(self._pool, self._allocator, self.model),
         }

@@ -60,6 +60,7 @@ class Lane:
         if self._backend.capabilities.recapture_at_boundary:
             self.release()
             self._warm = False
+            self._attempts = 0
 
     def release(self) -> None:
         """Release the trace."""

@@ -16,7 +16,7 @@ from .dtypes import ITEMSIZE, Array, HostArray, is_host
 from .errors import CaptureDeclined, ColdCapture, InvalidInput, InvalidLayout, StaleTrace, Unsupported
 from .geometry import KVGeometry, check_no_overlap, storage_shapes
 from .pool import Pool
-from .scope import Scope
+from .scope import Evaluation, Scope
 from .segment import Buffer, Effects, Fetch, Segment, Step, Ticket, Trace
 from .shadow import Shadow, check_stage
 from .write_loc import BlockTable, WriteLoc
@@ -84,12 +84,20 @@ class Backend(BackendMemory):
                 f"num_layers={geometry.num_layers} takes a list of {geometry.num_layers} (one: no list), {parts} array(s) each"
             )
 
+        addresses: dict[int, str] = {}
+
         def wrap(name: str, layer: int, part: int, shape: tuple[int, ...]) -> Buffer:
-            handle, got, strides = self._driver.wrap(layers[layer][part], geometry.dtype)
+            foreign = self._driver.wrap(layers[layer][part], geometry.dtype)
+            got = foreign.shape
             if got != shape:
                 raise InvalidLayout(f"wrap_pool {name}: got shape {list(got)}, layout {layout} expects {list(shape)}")
-            check_no_overlap(got, strides, ITEMSIZE[geometry.dtype], f"wrap_pool {name}")
-            return Buffer(self, name, shape, geometry.dtype, handle, reserved=False)
+            check_no_overlap(got, foreign.strides, ITEMSIZE[geometry.dtype], f"wrap_pool {name}")
+            if foreign.address in addresses:
+                raise InvalidLayout(
+                    f"wrap_pool {name}: the memory of {addresses[foreign.address]}; each part needs its own"
+                )
+            addresses[foreign.address] = name
+            return Buffer(self, name, shape, geometry.dtype, foreign.handle, reserved=False)
 
         pool = Pool(self, geometry, layout, wrap, sink=False)
         self._pools.append(pool)
@@ -128,7 +136,7 @@ class Backend(BackendMemory):
         )
         blocks, seen = (self.to_device(x) if is_host(x) else x for x in (blocks, seen))
         if isinstance(pool, Shadow):
-            blocks = pool.current_blocks(layer, blocks)
+            blocks, table_len = pool.current_blocks(layer, blocks, seen, table_len)
         self._launch("paged_decode")
         if path == "gather":
             self._launch("gather", implemented_by="paged_decode")
@@ -143,7 +151,7 @@ class Backend(BackendMemory):
             params.window,
             params.softcap,
             params.sinks,
-            cast(AttentionPath, path),
+            cast("AttentionPath", path),
             return_lse,
         )
         out, lse = self._driver.paged_decode(call)
@@ -159,6 +167,11 @@ class Backend(BackendMemory):
             raise InvalidInput(
                 f"merge_partials: got {len(outs)} outputs and {len(lses)} LSEs, expected the same number, at least 1"
             )
+        for x in (*outs, *lses):
+            if not self.xp.is_array(x):
+                raise InvalidInput(
+                    f"merge_partials: got {type(x).__name__}, expected device arrays (use backend.to_device)"
+                )
         shape = self.xp.shape(outs[0])
         for out, lse in zip(outs, lses, strict=True):
             if self.xp.shape(out) != shape or self.xp.shape(lse) != shape[:-1] or self.xp.dtype(lse) != "float32":
@@ -177,7 +190,7 @@ class Backend(BackendMemory):
         layer: int,
         *,
         src_blocks: Sequence[int] | HostArray,
-        dst_blocks: Sequence[int] | HostArray,
+        dst_blocks: Sequence[int] | HostArray | BlockTable,
         tokens: int,
         dtype: str,
         accept_strided: bool = False,
@@ -186,10 +199,11 @@ class Backend(BackendMemory):
 
         ``k_view``, ``v_view``: numpy ``[NB, BS, Hkv, D]`` of the *named* dtype (bfloat16 as uint16 bits), which must be the shadow's;
         a non-contiguous view needs ``accept_strided=True``. Both may be reused when this returns. Rows past ``tokens`` and other
-        blocks keep their bytes.
+        blocks keep their bytes. A pool that translates ids takes ``dst_blocks`` as a BlockTable of one row, marked physical.
 
         Raises:
             InvalidInput, InvalidLayout: nothing was copied.
+            UnmarkedWriteLoc: the pool translates ids and ``dst_blocks`` carry no mark.
             CaptureViolation: inside a Segment.
         """
         self.forbid_in_segment("stage (a host write)")
@@ -206,7 +220,7 @@ class Backend(BackendMemory):
         )
         self._driver.stage(shadow, layer, k, v, src, dst, tokens)
         if isinstance(shadow, Shadow):
-            shadow.mark_staged(layer, dst)
+            shadow.mark_staged(layer, dst, tokens)
 
     # -- segments ----------------------------------------------------------------------------------------------------------
     def run(self, segment: Segment) -> Ticket:
@@ -216,6 +230,7 @@ class Backend(BackendMemory):
             Step(segment, partial(self._evaluate, Scope(segment, capturing=False)), capturing=False)
         )
         self.counters.run += 1
+        self.counters.launches.update(self._evaluated[segment].launches)
         self._warm.add(segment)
         return self._ticket(fetch, segment)
 
@@ -232,14 +247,16 @@ class Backend(BackendMemory):
         try:
             if not self.capabilities.capture:
                 raise CaptureDeclined(f"backend {self.name!r} does not capture")
-            payload = self._driver.capture(Step(segment, partial(self._evaluate, scope), capturing=True))
+            warm = segment in self._warm
+            payload = self._driver.capture(Step(segment, partial(self._evaluate, scope), capturing=True, warm=warm))
         except CaptureDeclined:
             self.counters.declined += 1
             raise
         if segment not in self._warm:
             self._driver.release_trace(payload)
             raise ColdCapture(f"Segment {segment} was never run on this backend; run it once before capture")
-        trace = Trace(segment, payload, (*segment.buffers, *scope.taken), scope.launches)
+        evaluated = self._evaluated[segment]
+        trace = Trace(segment, payload, (*segment.buffers, *evaluated.taken), evaluated.launches)
         self._traces.add(trace)
         self.counters.capture += 1
         self.counters.recapture += segment in self._captured
@@ -254,9 +271,13 @@ class Backend(BackendMemory):
         """
         self.forbid_in_segment("replay")
         if not isinstance(trace, Trace) or not trace.live or trace not in self._traces:
-            raise StaleTrace(
-                f"replay: {'the trace was released' if isinstance(trace, Trace) else 'not a Trace'}; capture it again"
+            kind = type(trace).__name__
+            known = (
+                "a Trace this backend did not capture"
+                if getattr(trace, "live", False)
+                else f"an empty or released {kind}"
             )
+            raise StaleTrace(f"replay: got {known}; capture the Segment on this backend")
         fetch = self._driver.replay(trace.payload)
         self.counters.replay += 1
         self.counters.launches.update(trace.launches)
@@ -285,9 +306,11 @@ class Backend(BackendMemory):
     def _evaluate(self, scope: Scope) -> Effects:
         self._scope = scope
         try:
-            return scope.effects(scope.segment.fn(self), self.xp)
+            effects = scope.effects(scope.segment.fn(self), self.xp)
         finally:
             self._scope = None
+        self._evaluated[scope.segment] = Evaluation(scope.launches, tuple(scope.taken))
+        return effects
 
     def _ticket(self, fetch: Fetch, segment: Segment) -> Ticket:
         self._serial += 1

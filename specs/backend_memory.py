@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from .driver import Driver, is_delegated
 from .dtypes import Array, HostArray, check_dtype, host_bits, host_from_bits
 from .errors import CaptureDeclined, CaptureViolation, InvalidInput, Unsupported
 from .pool import Pool
-from .scope import Scope
+from .scope import Evaluation, Scope
 from .segment import Buffer, Segment, Trace
 
 
@@ -40,6 +40,7 @@ class BackendMemory:
         self._traces: set[Trace] = set()
         self._warm: WeakSet[Segment] = WeakSet()
         self._captured: WeakSet[Segment] = WeakSet()
+        self._evaluated: WeakKeyDictionary[Segment, Evaluation] = WeakKeyDictionary()
 
     # -- identity and life ---------------------------------------------------------------------------------------------
     @property
@@ -76,12 +77,17 @@ class BackendMemory:
     def close(self) -> None:
         """Free everything; closing twice is harmless, using a closed backend raises InvalidInput."""
         if self._open_driver is not None:
-            self._retained = self._device_counts()
-            for trace in tuple(self._traces):
-                self.release(trace)
-            self._pools.clear()
-            driver, self._open_driver = self._open_driver, None
-            driver.close()
+            # The driver is closed whatever the device says: a lost one can neither be read nor released from.
+            driver = self._open_driver
+            try:
+                self._retained = self._device_counts()
+                for trace in tuple(self._traces):
+                    self.release(trace)
+            finally:
+                self._open_driver = None
+                self._pools.clear()
+                self._traces.clear()
+                driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +118,8 @@ class BackendMemory:
             CaptureViolation: inside a Segment.
         """
         self.forbid_in_segment("to_host (a host read)")
+        if not self.xp.is_array(x):
+            raise InvalidInput(f"to_host: got {type(x).__name__}, expected a device array of backend {self.name!r}")
         self._count_download()
         return host_from_bits(self._driver.to_host(x), self.xp.dtype(x))
 
@@ -220,15 +228,14 @@ class BackendMemory:
             )
         if isinstance(thing, Pool) and thing in self._pools:
             self._pools.remove(thing)
-            dropped, invalid = self._retained
-            self._retained = (
-                dropped + self._host_count(thing.dropped_buffer),
-                invalid + self._host_count(thing.invalid_buffer),
-            )
-        for buffer in buffers:
-            if buffer.live:
-                buffer.live = False
-                self._driver.free(buffer)
+            try:
+                dropped, invalid = self._retained
+                counts = self._host_count(thing.dropped_buffer), self._host_count(thing.invalid_buffer)
+                self._retained = (dropped + counts[0], invalid + counts[1])
+            finally:
+                self._free(buffers)
+            return
+        self._free(buffers)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
     def forbid_in_segment(self, act: str) -> None:
@@ -237,17 +244,20 @@ class BackendMemory:
             raise CaptureViolation(f"{act} inside Segment {self._scope.segment}; a captured step does no such thing")
 
     def _launch(self, operation: str, implemented_by: str | None = None) -> None:
-        capturing = self._scope is not None and self._scope.capturing
-        if is_delegated(self._driver, implemented_by or operation):
-            if capturing:
-                raise CaptureDeclined(
-                    f"{operation} is delegated to numpy on backend {self.name!r} and cannot be captured"
-                )
-            self.counters.delegated[operation] += 1
-        elif capturing and self._scope is not None:
-            self._scope.launches[operation] += 1
-        else:
-            self.counters.launches[operation] += 1
+        """Count a kernel: at once outside a Segment, inside it once for each run and replay of the Segment."""
+        scope = self._scope
+        if not is_delegated(self._driver, implemented_by or operation):
+            (self.counters if scope is None else scope).launches[operation] += 1
+            return
+        if scope is not None and (scope.capturing or self.capabilities.traces_run):
+            raise CaptureDeclined(f"{operation} is delegated to numpy on backend {self.name!r} and cannot be captured")
+        self.counters.delegated[operation] += 1
+
+    def _free(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            if buffer.live:
+                buffer.live = False
+                self._driver.free(buffer)
 
     def _make_buffer(self, name: str, shape: tuple[int, ...], dtype: str, *, reserved: bool = False) -> Buffer:
         limit = self.capabilities.max_pool_elements

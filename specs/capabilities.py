@@ -22,6 +22,7 @@ class Capabilities:
         tf32: float32 operands are rounded to tf32 (tolerance 1e-3 in clause D6).
         capture: Segments can be captured and replayed.
         recapture_at_boundary: a request boundary releases the trace, runs one eager step and captures anew (clause C6).
+        traces_run: ``run`` evaluates a Segment by tracing it, so that operations delegated to numpy cannot be part of it.
         deferred: work is queued, so a Ticket may be read behind the device.
         max_pool_elements: largest element count of one storage array, None for no limit below the memory's.
     """
@@ -40,6 +41,7 @@ class Capabilities:
     tf32: bool = False
     capture: bool = True
     recapture_at_boundary: bool = False
+    traces_run: bool = False
     deferred: bool = False
     max_pool_elements: int | None = None
 

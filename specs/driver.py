@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import numpy_ops
@@ -22,6 +23,16 @@ from .write_loc import WriteLoc
 
 if TYPE_CHECKING:
     from .pool import Pool
+
+
+@dataclass(frozen=True)
+class ForeignMemory:
+    """Strided memory somebody else owns: the driver's handle, its shape, strides in bytes, and the address of its first element."""
+
+    handle: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
 
 
 class Driver(ABC):
@@ -66,11 +77,17 @@ class Driver(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> Fetch:
-        """Evaluate the step, commit its updates simultaneously (a value may be the first rows of its Buffer), return its emits."""
+        """Evaluate the step, commit its updates simultaneously (a value may be the first rows of its Buffer), return its emits.
+
+        A driver that keeps an executable of the same Segment need not evaluate again.
+        """
 
     @abstractmethod
     def capture(self, step: Step) -> Any:
         """Evaluate the step for recording only: no Buffer changes. Returns what ``replay`` needs.
+
+        A step that is not ``warm`` is evaluated for its violations alone and released unused: a device that recording cold
+        programs would harm must not record then.
 
         Raises:
             CaptureViolation: a host read or write, a branch on a device value, or an array that no declared Buffer holds.
@@ -91,8 +108,8 @@ class Driver(ABC):
     def close(self) -> None:  # noqa: B027  (drivers that opened nothing have nothing to close)
         """Free everything the driver opened."""
 
-    def wrap(self, x: object, dtype: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-        """Take foreign strided memory without a copy: (handle, shape, strides in bytes). A capability."""
+    def wrap(self, x: object, dtype: str) -> ForeignMemory:
+        """Take foreign strided memory without a copy. A capability."""
         raise Unsupported("this backend does not take foreign memory (capability 'addressable')")
 
     # -- operations with defaults through numpy ------------------------------------------------------------------------

@@ -13,6 +13,14 @@ from .pool import Pool
 from .segment import Buffer, Effects, Segment
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What the latest evaluation of a Segment used; it stands for later runs in which a driver does not evaluate again."""
+
+    launches: Counter[str]
+    taken: tuple[Buffer, ...]
+
+
 @dataclass
 class Scope:
     """Book-keeping of one evaluation of a Segment's function.
@@ -20,7 +28,7 @@ class Scope:
     Attributes:
         zeroed: declared updates that ``backend.zero`` asked to clear; they commit with the other updates.
         taken: reserved Buffers that a device-side zero fill took; they read as zeros from then on.
-        launches: kernels recorded while capturing, to be counted at each replay.
+        launches: the Segment's kernels, counted at each run and replay.
     """
 
     segment: Segment
@@ -65,7 +73,9 @@ class Scope:
                 raise InvalidInput(
                     f"Segment {self.segment}: Buffer {buffer.name!r} is both zeroed and updated in one step"
                 )
-            checked.append((buffer, xp.where(buffer.get() == buffer.get(), 0, 0)))
+            zeros = xp.astype(xp.where(buffer.get() == buffer.get(), 0, 0), buffer.dtype)
+            self._check_update(buffer, zeros, xp)
+            checked.append((buffer, zeros))
         for name, value in emits.items():
             if not xp.is_array(value):
                 raise CaptureViolation(

@@ -19,7 +19,7 @@ SegmentFn = Callable[["Backend"], tuple["Mapping[Buffer, Array]", "Mapping[str, 
 """``fn(backend) -> (updates, emits)``: updates commit together at the end, emits leave through the Ticket."""
 
 Fetch = Callable[[], dict[str, HostArray]]
-"""Reads what one step emitted, as device bytes; waits for that step only."""
+"""Reads what one step emitted (bfloat16 as float32); waits for that step only, and gives its values however many steps follow."""
 
 
 class Buffer:
@@ -93,6 +93,13 @@ class Segment:
         for buffer in (*self.reads, *self.updates):
             if not isinstance(buffer, Buffer):
                 raise InvalidInput(f"Segment {self.name!r} declares {buffer!r}, expected Buffers")
+        both = set(self.reads) & set(self.updates)
+        if both:
+            # A backend that donates updates would be handed the same memory twice.
+            names = sorted(buffer.name for buffer in both)
+            raise InvalidInput(
+                f"Segment {self.name!r} declares {names} in reads and updates; updates may be read, so name them there"
+            )
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -117,11 +124,16 @@ class Effects:
 
 @dataclass
 class Step:
-    """A Segment made ready for the driver: calling it evaluates the function once, under the contract's checks."""
+    """A Segment made ready for the driver: calling it evaluates the function once, under the contract's checks.
+
+    A driver may keep what one evaluation gave and not evaluate again (a compiled executable), as long as the Segment is the same.
+    ``warm`` is False where ``capture`` is asked only to look for violations: what it records is released unused.
+    """
 
     segment: Segment
     evaluate: Callable[[], Effects]
     capturing: bool
+    warm: bool = True
 
     def __call__(self) -> Effects:
         """Evaluate the Segment's function; device operations go to the driver that called."""

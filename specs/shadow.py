@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .dtypes import BITS_DTYPE, FLOAT_DTYPES, Array, HostArray, check_dtype
-from .errors import InvalidInput, InvalidLayout, StaleShadow, Unsupported
+from .errors import InvalidInput, InvalidLayout, StaleShadow, UnmarkedWriteLoc, Unsupported
 from .geometry import KVGeometry
 from .pool import Pool
 from .segment import Buffer
@@ -35,9 +35,11 @@ class Shadow(Pool):
     ) -> None:
         super().__init__(backend, geometry, layout, make_buffer, sink=True)
         self._version = 1
+        # Rows of each block that hold the present version, and the token at which each table column begins.
         self._staged = np.zeros((geometry.num_layers, geometry.num_blocks), np.int32)
-        self._version_buffer = backend.buffer("shadow.version", np.array([self._version], np.int32))
         self._staged_buffer = backend.buffer("shadow.staged", self._staged.reshape(-1))
+        starts = np.arange(geometry.num_blocks, dtype=np.int32)[None] * np.int32(geometry.block_size)
+        self._starts_buffer = backend.buffer("shadow.starts", starts)
 
     @property
     def version(self) -> int:
@@ -46,29 +48,46 @@ class Shadow(Pool):
 
     @property
     def _extra_buffers(self) -> tuple[Buffer, ...]:
-        return (self._version_buffer, self._staged_buffer)
+        return (self._staged_buffer, self._starts_buffer)
 
     def invalidate(self) -> None:
-        """Make every staged block unreadable until it is staged again; one small upload, nothing is erased.
+        """Make every staged row unreadable until it is staged again; one small upload, nothing is erased.
 
         Raises:
             CaptureViolation: inside a Segment; the version stays.
         """
         self._backend.forbid_in_segment("invalidating a shadow (a host write)")
+        self._backend.upload(self._staged_buffer, np.zeros(self._staged.size, np.int32))
+        self._staged[...] = 0
         self._version += 1
-        self._backend.upload(self._version_buffer, np.array([self._version], np.int32))
 
-    def mark_staged(self, layer: int, blocks: HostArray) -> None:
-        """Record that ``blocks`` of ``layer`` hold rows of the present version; called by ``backend.stage``."""
-        self._staged[layer, blocks] = self._version
+    def mark_staged(self, layer: int, blocks: HostArray, tokens: int) -> None:
+        """Record that the first ``tokens`` rows of ``blocks`` hold the present version; called by ``backend.stage``."""
+        size = self.geometry.block_size
+        rows = np.minimum(tokens - np.arange(len(blocks)) * size, size)
+        # A shorter second staging makes the rows behind it unreadable: they may belong to whoever had the block before.
+        self._staged[layer, blocks] = rows
         self._backend.upload(self._staged_buffer, self._staged.reshape(-1))
 
-    def current_blocks(self, layer: int, table: Array) -> Array:
-        """``table`` (device int32, any shape) with every block that is not staged at the present version replaced by -1."""
+    def current_blocks(self, layer: int, table: Array, visible: Array, table_len: int) -> tuple[Array, int]:
+        """(``table`` without what is not staged, its length): a block is replaced by -1 where ``visible`` reaches rows of it that do
+        not hold the present version.
+
+        ``table`` int32 ``[B, width]``, ``visible`` int32 ``[B]``, on the device. Columns beyond the shadow's number of blocks are cut
+        off: no sequence reaches them.
+        """
+        xp, g = self._backend.xp, self.geometry
+        columns = min(table_len, g.num_blocks)
+        blocks = table[:, :columns]
+        needed = xp.reshape(visible, (-1, 1)) - self._starts_buffer.get()[:, :columns]
+        held = self._staged_rows(layer, blocks)
+        return xp.where((held > 0) & (held >= xp.clip(needed, 0, g.block_size)), blocks, -1), columns
+
+    def _staged_rows(self, layer: int, blocks: Array) -> Array:
+        """Rows of the present version in each of ``blocks`` (device int32, any shape); 0 for what is no block."""
         xp, nb = self._backend.xp, self.geometry.num_blocks
-        staged = xp.take(self._staged_buffer.get(), xp.clip(table, 0, nb - 1) + layer * nb)
-        current = (table >= 0) & (table < nb) & (staged == self._version_buffer.get())
-        return xp.where(current, table, -1)
+        rows = xp.take(self._staged_buffer.get(), xp.clip(blocks, 0, nb - 1) + layer * nb)
+        return xp.where((blocks >= 0) & (blocks < nb), rows, 0)
 
     def write(self, layer: int, loc: WriteLoc, k: Array, v: Array | None = None) -> None:
         """Refused: a shadow is filled by ``backend.stage`` alone."""
@@ -102,21 +121,36 @@ class Shadow(Pool):
         return lower_paged(table, loc.positions, loc.table_len or 0, self.geometry)
 
     def _refuse_stale(self, layer: int, slots: HostArray) -> None:
-        blocks = np.unique(slots[slots >= self.first_block * self.geometry.block_size] // self.geometry.block_size)
-        stale = blocks[self._staged[layer, blocks] != self._version]
+        size = self.geometry.block_size
+        live = slots[slots >= self.first_block * size]
+        stale = np.unique(live[live % size >= self._staged[layer, live // size]])
         if stale.size:
             raise StaleShadow(
-                f"shadow.read(layer={layer}): blocks {stale[:8].tolist()} are not staged at version {self._version}; stage them first"
+                f"shadow.read(layer={layer}): slots {stale[:8].tolist()} hold no row of version {self._version}; stage them first"
             )
 
     def _mask_stale(self, layer: int, loc: WriteLoc) -> WriteLoc:
-        """``loc`` (on the device) with stale blocks made invalid: dropped and counted, pads stay pads."""
-        if loc.table is not None:
-            table = BlockTable(self.current_blocks(layer, loc.table.array), loc.table.physical)
-            return WriteLoc(table=table, positions=loc.positions, table_len=loc.table_len, physical=loc.physical)
-        xp, g, ids = self._backend.xp, self.geometry, cast("Array", loc.ids)
-        block = self.current_blocks(layer, xp.where(ids >= 0, ids // g.block_size, -1))
-        return WriteLoc.slots(xp.where((ids < 0) | (block >= 0), ids, g.num_slots), loc.physical)
+        """``loc`` (on the device) as slots in which stale rows are out of range: dropped and counted, pads stay pads."""
+        xp, g = self._backend.xp, self.geometry
+        slots = self._flat_slots(loc)
+        block = xp.where(slots >= 0, slots // g.block_size, -1)
+        current = slots - block * g.block_size < self._staged_rows(layer, block)
+        return WriteLoc.slots(xp.where((slots < 0) | current, slots, g.num_slots), loc.physical)
+
+    def _flat_slots(self, loc: WriteLoc) -> Array:
+        """Slots ``[N]`` of a location on the device; a position without a block of the table is out of range."""
+        if loc.table is None or loc.table_len is None:
+            return loc.ids
+        xp, g, width = self._backend.xp, self.geometry, loc.table_len
+        if width == 0:
+            return xp.where(xp.reshape(loc.positions, (-1,)) < 0, -1, g.num_slots)
+        rows = xp.shape(loc.table.array)[0]
+        positions = xp.reshape(loc.positions, (rows, -1))
+        column = positions // g.block_size
+        block = xp.take_along(loc.table.array, xp.clip(column, 0, width - 1))
+        known = (column < width) & (block >= 0) & (block < g.num_blocks)
+        slots = xp.where(known, block * g.block_size + positions % g.block_size, g.num_slots)
+        return xp.reshape(xp.where(positions < 0, -1, slots), (-1,))
 
 
 def check_stage(
@@ -125,7 +159,7 @@ def check_stage(
     pool: Pool,
     layer: int,
     src_blocks: Sequence[int] | HostArray,
-    dst_blocks: Sequence[int] | HostArray,
+    dst_blocks: Sequence[int] | HostArray | BlockTable,
     tokens: int,
     dtype: str,
     accept_strided: bool,
@@ -133,9 +167,16 @@ def check_stage(
     """Check one ``stage`` call; return (k, v, src_blocks, dst_blocks) as numpy arrays.
 
     Raises:
-        InvalidInput, InvalidLayout: nothing was copied.
+        InvalidInput, InvalidLayout, UnmarkedWriteLoc: nothing was copied.
     """
     g, what = pool.geometry, f"stage(layer={layer})"
+    marked = isinstance(dst_blocks, BlockTable) and dst_blocks.physical
+    if pool.requires_physical_write_loc and not marked:
+        raise UnmarkedWriteLoc(
+            f"{what} dst_blocks: this pool translates ids; pass BlockTable(translated, physical=True)"
+        )
+    if isinstance(dst_blocks, BlockTable):
+        dst_blocks = np.asarray(dst_blocks.array).reshape(-1)
     check_dtype(dtype, FLOAT_DTYPES, f"{what} dtype")
     if dtype != g.dtype:
         raise InvalidInput(

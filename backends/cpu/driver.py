@@ -15,7 +15,7 @@ from forebay.kernels.numba import paged_decode as attention
 from forebay.kernels.numba import rows
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
-from forebay.specs.driver import Driver
+from forebay.specs.driver import Driver, ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, HostArray, host_from_bits
 from forebay.specs.errors import CaptureViolation, InvalidInput, InvalidLayout
 from forebay.specs.geometry import kv_views
@@ -108,7 +108,7 @@ class CpuDriver(Driver):
         """Drop the tensor."""
         buffer.handle = None
 
-    def wrap(self, x: object, dtype: str) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+    def wrap(self, x: object, dtype: str) -> ForeignMemory:
         """Share numpy memory or take a torch tensor as it is."""
         if isinstance(x, np.ndarray):
             if x.dtype != BITS_DTYPE[dtype]:
@@ -126,7 +126,8 @@ class CpuDriver(Driver):
         else:
             raise InvalidLayout(f"wrap_pool: got {type(x).__name__}, expected a numpy array or a torch CPU tensor")
         size = tensor.element_size()
-        return tensor, tuple(tensor.shape), tuple(step * size for step in tensor.stride())
+        strides = tuple(step * size for step in tensor.stride())
+        return ForeignMemory(tensor, tuple(tensor.shape), strides, tensor.data_ptr())
 
     # -- steps -----------------------------------------------------------------------------------------------------------
     @torch.no_grad()

@@ -98,7 +98,8 @@ class Llama:
         xp = backend.xp
         bounded = xp.clip(positions, 0, self.max_len - 1)
         cos, sin = xp.take(self.cos.get(), bounded), xp.take(self.sin.get(), bounded)
-        x = xp.take(self.embedding.get(), tokens)
+        # A damaged token must not address memory outside the table; its receipt shows the token as it was consumed.
+        x = xp.take(self.embedding.get(), xp.clip(tokens, 0, self.config.vocab_size - 1))
         for index, layer in enumerate(self.layers):
             h = xp.rms_norm(x, layer.input_norm.get(), self.config.rms_norm_eps)
             x = x + self._attention(backend, index, layer, h, cos, sin, kv)

@@ -65,6 +65,9 @@ class NumpyArrays:
     def take(self, x: DeviceArray, indices: DeviceArray) -> DeviceArray:
         return DeviceArray(x.bits[indices.bits], x.dtype)
 
+    def take_along(self, x: DeviceArray, indices: DeviceArray) -> DeviceArray:
+        return DeviceArray(np.take_along_axis(x.bits, indices.bits, axis=1), x.dtype)
+
     def clip(self, x: DeviceArray, low: int, high: int) -> DeviceArray:
         return DeviceArray(np.clip(x.bits, low, high), x.dtype)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay.runtime import open_backend
 from forebay.specs import (
     Backend,
+    BlockTable,
     CaptureViolation,
     InvalidInput,
     InvalidLayout,
@@ -21,6 +22,7 @@ from forebay.specs import (
     Segment,
     Shadow,
     StaleShadow,
+    UnmarkedWriteLoc,
     Unsupported,
     WriteLoc,
 )
@@ -423,7 +425,7 @@ def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str
     paged = WriteLoc.paged(table, put(int32([0, 4]).reshape(1, 2)), table_len=2)
     for loc in (slots, paged):
         if where == "host":
-            with refused(backend, StaleShadow, r"blocks \[1\] are not staged at version", shadow):
+            with refused(backend, StaleShadow, r"slots \[4\] hold no row of version", shadow):
                 shadow.read(0, loc)
         else:
             dropped = shadow.dropped
@@ -437,10 +439,51 @@ def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str
 
 
 @pytest.mark.clause("S6")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_old_rows_behind_a_shorter_prefix_are_never_read(backend: Backend, where: str, path: str) -> None:
+    """One row staged into a block that held four of an earlier version, or of an earlier owner: the other three are gone."""
+    put = backend.to_device if where == "device" else (lambda x: x)
+    ones = np.ones((1, 4, 2, 6), np.float32)
+    table = put(int32([1, 0]))
+    for invalidate in (True, False):
+        shadow = backend.create_shadow(G)
+        stage(backend, ones, 6 * ones, shadow, [0], [1], 4)
+        if invalidate:
+            shadow.invalidate()
+        stage(backend, ones, 4 * ones, shadow, [0], [1], 1)
+        assert attend(backend, shadow, table, 1, path) == 4.0
+        assert shadow.invalid == 0
+        assert attend(backend, shadow, table, 4, path) == 0.0
+        assert shadow.invalid == 1
+        rows = WriteLoc.slots(put(int32(4, 5, 7)))
+        if where == "host":
+            with refused(backend, StaleShadow, r"slots \[5, 7\] hold no row of version", shadow):
+                shadow.read(0, rows)
+        else:
+            assert backend.to_host(shadow.read(0, rows)[1])[:, 0, 0].tolist() == [4.0, 0.0, 0.0]
+            assert shadow.dropped == 2
+        backend.release(shadow)
+
+
+@pytest.mark.clause("S1", "W3")
+def test_staging_into_a_pool_that_translates_needs_the_mark(backend: Backend) -> None:
+    pool = backend.create_pool(G, requires_physical_write_loc=True)
+    k, v = host_kv()
+    blocks = np.array([1], np.int32)
+    for bare in ([1], blocks, BlockTable(blocks)):
+        with refused(backend, UnmarkedWriteLoc, "physical=True", pool):
+            stage(backend, k, v, pool, [0], bare, 4)
+    stage(backend, k, v, pool, [0], BlockTable(blocks, physical=True), 4)
+    same_bits(backend.to_host(pool.read(0, WriteLoc.slots(int32(4), physical=True))[0])[0], k[0, 0])
+    backend.release(pool)
+
+
+@pytest.mark.clause("S6")
 def test_layers_are_staged_apart(backend: Backend, shadow: Shadow) -> None:
     k, v = host_kv()
     stage(backend, k, v, shadow, [0], [1], 4, layer=1)
-    with refused(backend, StaleShadow, "blocks .1. are not staged", shadow):
+    with refused(backend, StaleShadow, "slots .4. hold no row of version", shadow):
         shadow.read(0, WriteLoc.slots(int32(4)))
     same_bits(backend.to_host(shadow.read(1, WriteLoc.slots(int32(4)))[0])[0], k[0, 0])
 

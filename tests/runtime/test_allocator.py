@@ -33,6 +33,23 @@ def counts(allocator: BlockAllocator) -> tuple[int, int, int]:
     return allocator.num_free, allocator.num_in_flight, allocator.num_allocated
 
 
+# -- a shared block waits for every holder's last step ---------------------------------------------------------------
+@pytest.mark.clause("L5")
+@pytest.mark.parametrize("order", [(9, 3), (3, 9), (9, None), (None, 9)])
+def test_a_shared_block_waits_for_the_last_step_of_every_holder(order: tuple[int | None, int | None]) -> None:
+    """Whoever gives it up first may have the later step in flight."""
+    allocator = BlockAllocator(3)
+    (block,) = allocator.allocate(1)
+    allocator.share([block])
+    for serial in order:
+        allocator.free([block], after=None if serial is None else ticket(serial))
+    assert counts(allocator) == (1, 1, 0)
+    allocator.retire(ended(8))
+    assert counts(allocator) == (1, 1, 0)
+    allocator.retire(ended(9))
+    assert counts(allocator) == (2, 0, 0)
+
+
 # -- what is handed out ------------------------------------------------------------------------------------------------
 @pytest.mark.clause("L4")
 @pytest.mark.parametrize(("sink", "first"), [(True, 1), (False, 0)])

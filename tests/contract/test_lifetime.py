@@ -1,0 +1,157 @@
+"""What holds when memory is shared, declared twice or lost: nothing is freed twice, and closing always closes (clauses B5, B6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.runtime import open_backend
+from forebay.specs import (
+    Backend,
+    DeviceLost,
+    InvalidInput,
+    InvalidLayout,
+    KVGeometry,
+    Segment,
+    Selection,
+    StaleTrace,
+    WriteLoc,
+)
+from tests.contract.kv import int32
+from tests.contract.numpy_port import NumpyPort
+
+
+class LostDriver(NumpyPort):
+    """A device that can be lost: from then on it neither answers nor frees."""
+
+    lost = False
+    closed = False
+
+    def to_host(self, x: Any) -> Any:
+        if self.lost:
+            raise DeviceLost("the device stopped answering")
+        return super().to_host(x)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def lost() -> tuple[Backend, LostDriver]:
+    driver = LostDriver()
+    return Backend(driver, Selection("lost", "")), driver
+
+
+@pytest.mark.clause("B5")
+def test_closing_closes_a_lost_device(lost: tuple[Backend, LostDriver]) -> None:
+    backend, driver = lost
+    backend.create_pool(KVGeometry(4, 2, 1, 2))
+    driver.lost = True
+    with pytest.raises(DeviceLost):
+        backend.close()
+    assert driver.closed
+    backend.close()
+    with pytest.raises(InvalidInput, match="is closed"):
+        backend.buffer("x", int32(1))
+
+
+@pytest.mark.clause("B5")
+def test_releasing_a_pool_of_a_lost_device_frees_it(lost: tuple[Backend, LostDriver]) -> None:
+    backend, driver = lost
+    pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
+    driver.lost = True
+    with pytest.raises(DeviceLost):
+        backend.release(pool)
+    assert not any(buffer.live for buffer in pool.buffers)
+
+
+@pytest.mark.clause("B6", "C13")
+def test_a_buffer_is_read_or_updated(backend: Backend) -> None:
+    """Declared in both it would be handed to a donating backend twice."""
+    x = backend.buffer("x", int32(1))
+    with pytest.raises(InvalidInput, match=r"\['x'\] in reads and updates"):
+        Segment("both", lambda _: ({}, {}), reads=(x,), updates=(x,))
+    backend.release(x)
+
+
+@pytest.mark.clause("S5", "C13")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_a_zeroed_update_keeps_its_dtype(backend: Backend, dtype: str) -> None:
+    """Poison must go too: NaN times zero is not zero."""
+    value = np.array([np.nan, np.inf, 3.0], np.float32) if dtype in ("float32", "bfloat16") else np.array([1, 0, 1])
+    x = backend.buffer("x", value.astype(bool) if dtype == "bool" else value, dtype)
+
+    def step(b: Backend) -> Any:
+        b.zero(x)
+        return {}, {"before": x.get()}
+
+    segment = Segment("zero", step, updates=(x,))
+    before = backend.run(segment).get()["before"]
+    np.testing.assert_array_equal(before.astype(np.float32), value.astype(np.float32))
+    assert not backend.fetch(x).any()
+    backend.upload(x, value.astype(bool) if dtype == "bool" else value)
+    trace = backend.capture(segment)
+    backend.replay(trace)
+    assert not backend.fetch(x).any()
+    backend.release(trace)
+    backend.release(x)
+
+
+@pytest.mark.clause("C9")
+def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> None:
+    pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
+    slots, rows = backend.buffer("slots", int32(2)), backend.buffer("rows", np.ones((1, 1, 2), np.float32))
+
+    def step(_: Backend) -> Any:
+        pool.write(0, WriteLoc.slots(slots.get()), rows.get(), rows.get())
+        return {}, {}
+
+    segment = Segment("write", step, reads=(slots, rows), pools=(pool,))
+    counts = []
+    backend.run(segment)
+    trace = None
+    for act in ("run", "capture", "replay", "replay"):
+        before = backend.counters.launches["write_kv"]
+        if act == "run":
+            backend.run(segment)
+        elif act == "capture":
+            trace = backend.capture(segment)
+        elif trace is not None:
+            backend.replay(trace)
+        counts.append(backend.counters.launches["write_kv"] - before)
+    assert counts == [1, 0, 1, 1]
+    if trace is not None:
+        backend.release(trace)
+    backend.release(pool)
+
+
+@pytest.mark.clause("B6", "D10")
+def test_host_arrays_are_refused_where_device_arrays_belong(backend: Backend) -> None:
+    host = np.zeros((1, 2, 4), np.float32)
+    with pytest.raises(InvalidInput, match="to_host: got ndarray"):
+        backend.to_host(host)
+    with pytest.raises(InvalidInput, match="merge_partials: got ndarray"):
+        backend.merge_partials([host], [host[..., 0]])
+
+
+@pytest.mark.clause("L1")
+def test_one_memory_is_not_wrapped_twice(backend: Backend) -> None:
+    g = KVGeometry(2, 2, 1, 4)
+    k = np.zeros((2, 2, 1, 4), np.float32)
+    with pytest.raises(InvalidLayout, match=r"kv0\.1: the memory of kv0\.0"):
+        backend.wrap_pool((k, k), layout="NHD", geometry=g)
+    with pytest.raises(InvalidLayout, match=r"kv1\.0: the memory of kv0\.0"):
+        backend.wrap_pool([(k, k.copy()), (k, k.copy())], layout="NHD", geometry=KVGeometry(2, 2, 1, 4, num_layers=2))
+
+
+@pytest.mark.clause("C10")
+def test_a_trace_of_another_backend_is_not_replayed(backend: Backend) -> None:
+    with open_backend("cpu") as other:
+        x = other.buffer("x", int32(1))
+        segment = Segment("inc", lambda _: ({x: x.get() + 1}, {}), updates=(x,))
+        other.run(segment)
+        trace = other.capture(segment)
+        with pytest.raises(StaleTrace, match="did not capture"):
+            backend.replay(trace)
