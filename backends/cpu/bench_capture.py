@@ -13,16 +13,19 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from forebay.specs.array_namespace import ArrayNamespace
+
 from .namespace import TorchNamespace
 from .tape import HostReadGuard, Recorder
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152
+TORCH: Final = TorchNamespace()
 Step = Callable[[], Tensor]
 
 
@@ -40,9 +43,8 @@ def make_weights() -> list[Tensor]:
     ]
 
 
-def dense_step(x: Tensor, *weights: Tensor) -> Tensor:
+def dense_step(x: Tensor, *weights: Tensor, xp: ArrayNamespace = TORCH) -> Tensor:
     """Hidden state ``[B, hidden]`` to the next tokens ``[B]``; rope acts on the query that stands for attention's output."""
-    xp = TorchNamespace()
     *products, head, norm, cos, sin = weights
     rows = x.shape[0]
     for i in range(LAYERS):
@@ -52,7 +54,7 @@ def dense_step(x: Tensor, *weights: Tensor) -> Tensor:
         x = x + xp.linear(xp.reshape(turned[:, :HEADS], (rows, HEADS * DIM)), out)
         both = xp.linear(xp.rms_norm(x, norm, 1e-5), gate_up)
         x = x + xp.linear(xp.silu_mul(both[:, :INNER], both[:, INNER:]), down)
-    return xp.argmax(xp.linear(xp.rms_norm(x, norm, 1e-5), head))
+    return cast("Tensor", xp.argmax(xp.linear(xp.rms_norm(x, norm, 1e-5), head)))
 
 
 def ways(x: Tensor, weights: list[Tensor], *, compiled: bool) -> dict[str, tuple[Step, float]]:
