@@ -17,6 +17,7 @@ from forebay.specs.backend import Backend
 from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, InvalidInput, StaleTrace
 from forebay.specs.segment import Ticket
 
+from .admission import MAX_STOP_TOKENS, checked_request
 from .allocator import BlockAllocator
 from .decode_step import decode_segment
 from .forward import HostForward
@@ -25,13 +26,12 @@ from .ledger import Ledger, Mismatch, Release
 from .model import Model
 from .models.llama import LoadProgress
 from .report import describe, describe_memory
-from .request import GenerationResult, Prompt, Request, prompt_token_ids
+from .request import GenerationResult, Prompt, Request
 from .sampling import SamplingParams
 from .settings import Settings
 from .sizing import longest_sequence, pool_geometry
 from .state import DeviceState, SlotState
 
-MAX_STOP_TOKENS = 8
 MAX_RESEEDS = 3
 
 
@@ -159,7 +159,8 @@ class Engine:
                 f"generate: {len(wanted)} prompts and {len(each)} SamplingParams; give one, or one a prompt"
             )
         requests = [
-            self._checked(prompt, p, f"prompt {i}") for i, (prompt, p) in enumerate(zip(wanted, each, strict=True))
+            self._checked(prompt, p, f"prompt {i}")
+            for i, (prompt, p) in enumerate(zip(wanted, each, strict=True), start=1)
         ]
         self._waiting.extend(requests)
         try:
@@ -198,28 +199,15 @@ class Engine:
         return bool(self._waiting or self._running)
 
     def _checked(self, prompt: Prompt, params: SamplingParams, what: str) -> Request:
-        if not isinstance(params, SamplingParams):
-            raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
-        ids = prompt_token_ids(prompt, self.model.tokenizer, self.model.config, what)
-        stop = (() if params.ignore_eos else self.model.config.eos_token_ids) + params.stop_token_ids
-        stop = tuple(dict.fromkeys(stop))
-        if len(stop) > MAX_STOP_TOKENS:
-            raise InvalidInput(f"{what}: {len(stop)} stop tokens, at most {MAX_STOP_TOKENS}")
-        last = self.model.config.vocab_size - 1
-        if bad := [t for t in stop if t > last]:
-            raise InvalidInput(f"{what}: stop token {bad[0]} is not in the vocabulary (0 to {last})")
-        total, block_size = len(ids) + params.max_tokens, self._pool.geometry.block_size
-        if total > self._max_len:
-            raise InvalidInput(
-                f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens} are {total} tokens; max_len is {self._max_len}"
-            )
-        request = Request(self._arrivals, ids, params, stop)
-        needed, there = request.blocks_needed(block_size), self._pool.geometry.num_blocks - 1
-        if needed > there:
-            raise InvalidInput(
-                f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens} need {needed} blocks of {block_size} tokens; "
-                f"the pool has {there} ({self._pool.capacity} tokens); raise num_blocks or lower max_tokens"
-            )
+        request = checked_request(
+            prompt,
+            params,
+            what,
+            index=self._arrivals,
+            model=self.model,
+            max_len=self._max_len,
+            geometry=self._pool.geometry,
+        )
         self._arrivals += 1
         return request
 

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
+from forebay.specs.errors import ForebayError
 
-from forebay.specs.errors import ForebayError, InvalidInput
-
-from .models.config import ModelConfig
 from .models.tokenizer import Tokenizer
 from .sampling import SamplingParams
 
@@ -87,26 +84,3 @@ class Request:
             self.finish_reason or "error",
             self.error,
         )
-
-
-def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig, what: str) -> tuple[int, ...]:
-    """A prompt as token ids.
-
-    Raises:
-        InvalidInput: empty, not text or ints, or an id outside the vocabulary.
-    """
-    if isinstance(prompt, str):
-        ids: Sequence[int] = tokenizer.encode(prompt)
-    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        for t in prompt:
-            if isinstance(t, bool) or not isinstance(t, int | np.integer):
-                raise InvalidInput(f"{what}: got the {type(t).__name__} {t!r} among the token ids, expected ints")
-        ids = [int(t) for t in prompt]
-    else:
-        raise InvalidInput(f"{what}: got {type(prompt).__name__}, expected text or a list of token ids")
-    if not ids:
-        raise InvalidInput(f"{what}: an empty prompt; give at least one token")
-    bad = [t for t in ids if not 0 <= t < config.vocab_size]
-    if bad:
-        raise InvalidInput(f"{what}: token id {bad[0]} is not in the vocabulary (0 to {config.vocab_size - 1})")
-    return tuple(ids)

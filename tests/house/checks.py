@@ -13,7 +13,8 @@ from .tree import PACKAGES, python_files, text_files
 
 Check = Callable[[Path], list[str]]
 
-MAX_LINES: Final = 400
+MAX_LINES: Final = {"": 400, "tests": 550}
+"""Lines of a module at most; tests, which are tables and cases, may be somewhat longer."""
 SETTINGS: Final = "runtime/settings.py"
 
 THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
@@ -107,12 +108,14 @@ def asserts(root: Path) -> list[str]:
 
 
 def module_length(root: Path) -> list[str]:
-    """Python files of more than MAX_LINES lines, tests included."""
+    """Python files longer than MAX_LINES allows."""
     found = []
     for path in python_files(root, *PACKAGES, "tests"):
+        name = str(path.relative_to(root))
+        limit = MAX_LINES["tests" if name.startswith("tests/") else ""]
         count = len(path.read_text(encoding="utf-8").splitlines())
-        if count > MAX_LINES:
-            found.append(f"{path.relative_to(root)}: {count} lines; split it by noun, {MAX_LINES} at most")
+        if count > limit:
+            found.append(f"{name}: {count} lines; split it by noun, {limit} at most")
     return found
 
 

@@ -12,11 +12,11 @@ import numba
 import pytest
 import torch
 
-from forebay.runtime import Model, load_model, open_backend
+from forebay.runtime import Engine, Model, load_model, open_backend
 from forebay.runtime.models import fetch
 from forebay.runtime.settings import user_cache_dir
 from forebay.specs import Backend
-from tests.runtime.harness import write_tiny_folder
+from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_fp32.json"
 
@@ -66,3 +66,17 @@ def golden() -> list[dict[str, Any]]:
     """The reference prompts with their ids and greedy continuations."""
     items: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["items"]
     return items
+
+
+@pytest.fixture(scope="package")
+def expected(tiny_model: Model, backend: Backend) -> list[tuple[int, ...]]:
+    """Tokens of each prompt alone, in the eager arm."""
+    with make_engine(tiny_model, backend, arm="eager", slots=1, max_len=64) as engine:
+        return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+@pytest.fixture
+def engine(tiny_model: Model, backend: Backend) -> Iterator[Engine]:
+    """A small engine: 5 blocks of 4 tokens, sequences of at most 40."""
+    with make_engine(tiny_model, backend, slots=2, block_size=4, num_blocks=6, max_len=40) as made:
+        yield made

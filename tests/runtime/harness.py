@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from forebay.backends.cpu.driver import CpuDriver
-from forebay.runtime import Engine, Model, Settings
+from forebay.runtime import Engine, Model, SamplingParams, Settings
 from forebay.runtime import engine as engine_module
 from forebay.runtime.decode_step import decode_segment
 from forebay.runtime.lanes import Lanes
@@ -202,3 +202,7 @@ class TestDriver(CpuDriver):
 def backend_of(driver: CpuDriver) -> Backend:
     """A Backend over a driver of the tests."""
     return Backend(driver, Selection(name="cpu", mode=""))
+
+
+PROMPTS = [prompt(n, seed=9) for n in (3, 1, 12, 7, 5, 20)]
+PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n) for n in (18, 1, 9, 30, 2, 11)]

@@ -1,0 +1,79 @@
+"""Which requests an engine takes: everything the host can know about one is checked before any device work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from forebay.specs.errors import InvalidInput
+from forebay.specs.geometry import KVGeometry
+
+from .model import Model
+from .models.config import ModelConfig
+from .models.tokenizer import Tokenizer
+from .request import Prompt, Request
+from .sampling import SamplingParams
+
+MAX_STOP_TOKENS: Final = 8
+"""Stop tokens a slot has room for on the device."""
+
+
+def checked_request(
+    prompt: Prompt, params: SamplingParams, what: str, *, index: int, model: Model, max_len: int, geometry: KVGeometry
+) -> Request:
+    """A request that can be finished: valid tokens, within ``max_len``, no larger than the pool of ``geometry``.
+
+    Raises:
+        InvalidInput: it cannot, with the numbers; ``what`` names the prompt.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
+    ids = prompt_token_ids(prompt, model.tokenizer, model.config, what)
+    request = Request(index, ids, params, _stop_tokens(params, model.config, what))
+    total = len(ids) + params.max_tokens
+    size = f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens}"
+    if total > max_len:
+        raise InvalidInput(f"{size} are {total} tokens; max_len is {max_len}")
+    needed, there = request.blocks_needed(geometry.block_size), geometry.num_blocks - 1
+    if needed > there:
+        raise InvalidInput(
+            f"{size} need {needed} blocks of {geometry.block_size} tokens; the pool has {there} "
+            f"({there * geometry.block_size} tokens); raise num_blocks or lower max_tokens"
+        )
+    return request
+
+
+def _stop_tokens(params: SamplingParams, config: ModelConfig, what: str) -> tuple[int, ...]:
+    own = () if params.ignore_eos else config.eos_token_ids
+    stop = tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+    if len(stop) > MAX_STOP_TOKENS:
+        raise InvalidInput(f"{what}: {len(stop)} stop tokens, at most {MAX_STOP_TOKENS}")
+    for token in stop:
+        if token >= config.vocab_size:
+            raise InvalidInput(f"{what}: stop token {token} is not in the vocabulary (0 to {config.vocab_size - 1})")
+    return stop
+
+
+def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig, what: str) -> tuple[int, ...]:
+    """A prompt as token ids.
+
+    Raises:
+        InvalidInput: empty, not text or ints, or an id outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        ids: Sequence[int] = tokenizer.encode(prompt)
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        for t in prompt:
+            if isinstance(t, bool) or not isinstance(t, int | np.integer):
+                raise InvalidInput(f"{what}: got the {type(t).__name__} {t!r} among the token ids, expected ints")
+        ids = [int(t) for t in prompt]
+    else:
+        raise InvalidInput(f"{what}: got {type(prompt).__name__}, expected text or a list of token ids")
+    if not ids:
+        raise InvalidInput(f"{what}: an empty prompt; give at least one token")
+    bad = [t for t in ids if not 0 <= t < config.vocab_size]
+    if bad:
+        raise InvalidInput(f"{what}: token id {bad[0]} is not in the vocabulary (0 to {config.vocab_size - 1})")
+    return tuple(ids)
