@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from forebay.backends.cpu.driver import CpuDriver
+from forebay.backends.cpu.kernel_namespace import KernelNamespace
 from forebay.backends.cpu.namespace import TorchNamespace
 from forebay.runtime import Engine, Model, Request, SamplingParams
 from forebay.runtime import decode_step as decode_step_module
@@ -192,6 +193,7 @@ def forbid_the_model(patch: pytest.MonkeyPatch) -> None:
         (Pool, ("write", "read", "copy")),
         (CpuDriver, ("run", "capture", "write_kv", "read_kv", "paged_decode", "load")),
         (TorchNamespace, tuple(n for n in vars(TorchNamespace) if not n.startswith("_") and n != "dtype")),
+        (KernelNamespace, tuple(n for n in vars(KernelNamespace) if not n.startswith("_"))),
     ):
         for name in names:
             patch.setattr(owner, name, refuse)
