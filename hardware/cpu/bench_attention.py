@@ -66,7 +66,8 @@ class Measurement:
     seconds: list[float] = field(default_factory=list)
 
     def take(self) -> None:
-        """Time one call."""
+        """Time one call, once the threads of the one before have come to rest (OpenMP's spin for a while)."""
+        time.sleep(0.02)
         start = time.perf_counter()
         self.call()
         self.seconds.append(time.perf_counter() - start)
@@ -243,8 +244,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the record; returns the exit code."""
     a = _arguments(argv)
     geometry = Geometry(a.batch, a.context, a.heads, a.kv_heads, a.head_dim, a.block_size)
-    with open_backend("cpu") as backend:
-        torch.set_num_threads(a.threads)
+    with open_backend("cpu", threads=a.threads) as backend:
         measurements = ceilings(a.threads)
         for dtype in REQUIRED:
             measurements += attention(geometry, dtype, backend)
