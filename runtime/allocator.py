@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from forebay.specs.errors import DoubleFree, InvalidInput, OutOfBlocks
 from forebay.specs.segment import Ticket
 
@@ -81,12 +83,13 @@ class BlockAllocator:
         """True if a writer must copy the block first (more than one holder)."""
         return self.references(block) > 1
 
-    def free(self, blocks: Sequence[int], after: Ticket | None = None) -> None:
+    def free(self, blocks: Iterable[int], after: Ticket | None = None) -> None:
         """Give up one hold of each block; blocks nobody holds any more become free once ``after`` has retired.
 
         Raises:
             DoubleFree: a block is given up more often than it is held; nothing was freed.
         """
+        blocks = [self._checked(block) for block in blocks]
         wanted: dict[int, int] = {}
         for block in blocks:
             wanted[block] = wanted.get(block, 0) + 1
@@ -115,6 +118,11 @@ class BlockAllocator:
         self._retired = max(self._retired, ticket.serial)
         self._free.extend(block for serial, block in self._in_flight if serial <= self._retired)
         self._in_flight = [(serial, block) for serial, block in self._in_flight if serial > self._retired]
+
+    def _checked(self, block: object) -> int:
+        if isinstance(block, bool) or not isinstance(block, int | np.integer):
+            raise InvalidInput(f"free: got {block!r}, expected block ids")
+        return int(block)
 
     def _check_held(self, blocks: Iterable[int], wanted: dict[int, int], act: str) -> None:
         for block in blocks:

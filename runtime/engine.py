@@ -111,6 +111,7 @@ class Engine:
             self.settings.max_rewarm,
         )
         self._made.callback(self._lanes.close)
+        self._closed = False
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._epoch = 0
@@ -126,6 +127,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Free the traces, the pool, the state and the weights; the backend stays open."""
+        self._closed = True
         self._made.close()
 
     def __enter__(self) -> Self:
@@ -153,7 +155,8 @@ class Engine:
         if not isinstance(prompts, Iterable):
             raise InvalidInput(f"generate: got {type(prompts).__name__}, expected prompts: texts or lists of token ids")
         wanted = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = [params or SamplingParams()] * len(wanted) if not isinstance(params, Sequence) else list(params)
+        one = SamplingParams() if params is None else params
+        each = list(one) if isinstance(one, Sequence) else [one] * len(wanted)
         if len(each) != len(wanted):
             raise InvalidInput(
                 f"generate: {len(wanted)} prompts and {len(each)} SamplingParams; give one, or one a prompt"
@@ -189,7 +192,7 @@ class Engine:
 
         Raises: as :meth:`generate`.
         """
-        request = self._checked(prompt, params or SamplingParams(), "prompt")
+        request = self._checked(prompt, SamplingParams() if params is None else params, "prompt")
         self._waiting.append(request)
         return request
 
@@ -199,6 +202,8 @@ class Engine:
         return bool(self._waiting or self._running)
 
     def _checked(self, prompt: Prompt, params: SamplingParams, what: str) -> Request:
+        if self._closed:
+            raise InvalidInput("the engine is closed; make a new one")
         request = checked_request(
             prompt,
             params,
@@ -262,8 +267,22 @@ class Engine:
             self._waiting.popleft()
             request.slot = free_slots[0]
             self._running[request.slot] = request
-            released += self._start(request)
+            try:
+                released += self._start(request)
+            except BaseException:
+                self._put_back(request)
+                raise
         return released
+
+    def _put_back(self, request: Request) -> None:
+        """A start that was cut off, by an error or an interrupt: the request waits again, as if it had never been taken."""
+        if request.slot is None or request.finish_reason is not None:
+            return
+        self._ledger.drop(request.slot)
+        del self._running[request.slot]
+        self._allocator.free(request.blocks)
+        request.slot, request.blocks, request.token_ids = None, [], []
+        self._waiting.appendleft(request)
 
     def _start(self, request: Request) -> list[tuple[Request, int]]:
         """Prefill through the doors, release the first token, seed the slot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.specs.errors import InvalidInput, Unsupported
@@ -35,6 +36,10 @@ class SamplingParams:
             raise Unsupported(f"SamplingParams.temperature: got {self.temperature}, this version decodes greedily (0)")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**31) <= self.seed < 2**31:
             raise InvalidInput(f"SamplingParams.seed: got {self.seed!r}, expected an int of 32 bits")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidInput(f"SamplingParams.ignore_eos: got {self.ignore_eos!r}, expected True or False")
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise InvalidInput(f"SamplingParams.stop_token_ids: got {self.stop_token_ids!r}, expected token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:

@@ -80,7 +80,9 @@ class Settings:
     slots: Annotated[int, About("sequences decoded at once", at_least=1)] = 8
     block_size: Annotated[int, About("tokens per KV block", at_least=1)] = 16
     num_blocks: Annotated[int | None, About("KV blocks with the sink; none: enough for all slots", at_least=2)] = None
-    max_len: Annotated[int | None, About("longest sequence in tokens; none: the model's limit", at_least=1)] = None
+    max_len: Annotated[
+        int | None, About("longest sequence in tokens; none: the model's limit, 32768 at most", at_least=1)
+    ] = None
     threads: Annotated[int | None, About("worker threads of host kernels; none: one a core", at_least=1)] = None
     read_behind: Annotated[int, About("steps a result may be read behind the device", at_least=0)] = 0
     max_rewarm: Annotated[int, About("attempts to capture anew at one boundary (clause C8)", at_least=0)] = 3
@@ -305,7 +307,12 @@ def _read_file(path: Path) -> list[tuple[str, Any, Provenance]]:
 def _anchored(key: str, value: Any, folder: Path) -> Any:
     """A relative ``cache_dir``, or a ``model`` that is a path and not a bare name, joined to the file's folder."""
     is_path = isinstance(value, str) and (key == "cache_dir" or (key == "model" and re.search(r"[/\\]", value)))
-    return str(folder / Path(value).expanduser()) if is_path else value
+    if not is_path:
+        return value
+    try:
+        return str(folder / Path(value).expanduser())
+    except RuntimeError as error:  # a home directory that nobody has
+        raise InvalidSetting(f"{folder}: {key} = {value!r}: {error}; write the path without ~") from error
 
 
 def _line_of(text: str, table: str, key: str) -> int | None:

@@ -14,6 +14,11 @@ from .settings import Settings
 DEFAULT_POOL_BYTES: Final = 4 << 30
 """A pool sized by default holds every slot at full length, or this much if that is less."""
 
+DEFAULT_MAX_LEN: Final = 32768
+"""Longest sequence by default, for models that name an enormous number of positions."""
+
+MAX_SLOTS: Final = 65536
+
 
 def longest_sequence(settings: Settings, model: Model) -> int:
     """``max_len`` of the settings, by default the model's number of positions.
@@ -22,7 +27,9 @@ def longest_sequence(settings: Settings, model: Model) -> int:
         InvalidInput: it is beyond the model's positions.
     """
     limit = model.config.max_position_embeddings
-    wanted = settings.max_len or limit
+    if settings.slots > MAX_SLOTS:
+        raise InvalidInput(f"slots: got {settings.slots}, expected at most {MAX_SLOTS}")
+    wanted = settings.max_len or min(limit, DEFAULT_MAX_LEN)
     if wanted > limit:
         raise InvalidInput(f"max_len: got {wanted}, the model {model.name!r} has {limit} positions")
     return wanted

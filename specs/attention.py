@@ -10,6 +10,7 @@ import numpy as np
 
 from .dtypes import FLOAT_DTYPES, Array, HostArray, is_host
 from .errors import InvalidInput, UnmarkedWriteLoc, Unsupported
+from .geometry import INT32_MAX
 from .write_loc import BlockTable
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 AttentionPath = Literal["direct", "gather"]
 PATHS: Final = ("direct", "gather")
+FLOAT32_MAX: Final = float(np.finfo(np.float32).max) / 2
+"""Half the largest float32: a factor of base conversion must still fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,8 @@ class AttentionParams:
     sinks: Array | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.window, int) and self.window > INT32_MAX:
+            raise InvalidInput(f"AttentionParams.window: got {self.window}, expected at most {INT32_MAX}")
         if self.window is not None and (
             isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1
         ):
@@ -49,8 +54,10 @@ class AttentionParams:
             )
         for name in ("scale", "softcap"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-                raise InvalidInput(f"AttentionParams.{name}: got {value!r}, expected None or a finite number")
+            if value is not None and not (isinstance(value, int | float) and abs(value) <= FLOAT32_MAX):
+                raise InvalidInput(
+                    f"AttentionParams.{name}: got {value!r}, expected None or a number finite in float32"
+                )
         if self.softcap is not None and self.softcap <= 0:
             raise InvalidInput(f"AttentionParams.softcap: got {self.softcap!r}, expected None or a positive number")
 

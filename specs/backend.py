@@ -12,9 +12,10 @@ from typing import Any, cast, final
 
 from .attention import AttentionParams, AttentionPath, DecodeCall, check_decode
 from .backend_memory import BackendMemory
+from .driver import ForeignMemory
 from .dtypes import ITEMSIZE, Array, HostArray, is_host
 from .errors import CaptureDeclined, ColdCapture, InvalidInput, InvalidLayout, StaleTrace, Unsupported
-from .geometry import KVGeometry, check_no_overlap, storage_shapes
+from .geometry import KVGeometry, check_no_overlap, share_memory, storage_shapes
 from .pool import Pool
 from .scope import Evaluation, Scope
 from .segment import Buffer, Effects, Fetch, Segment, Step, Ticket, Trace
@@ -84,7 +85,7 @@ class Backend(BackendMemory):
                 f"num_layers={geometry.num_layers} takes a list of {geometry.num_layers} (one: no list), {parts} array(s) each"
             )
 
-        addresses: dict[int, str] = {}
+        planes: list[tuple[str, ForeignMemory]] = []
 
         def wrap(name: str, layer: int, part: int, shape: tuple[int, ...]) -> Buffer:
             foreign = self._driver.wrap(layers[layer][part], geometry.dtype)
@@ -92,12 +93,11 @@ class Backend(BackendMemory):
             if got != shape:
                 raise InvalidLayout(f"wrap_pool {name}: got shape {list(got)}, layout {layout} expects {list(shape)}")
             check_no_overlap(got, foreign.strides, ITEMSIZE[geometry.dtype], f"wrap_pool {name}")
-            if foreign.address in addresses:
-                raise InvalidLayout(
-                    f"wrap_pool {name}: the memory of {addresses[foreign.address]}; each part needs its own"
-                )
-            addresses[foreign.address] = name
-            return Buffer(self, name, shape, geometry.dtype, foreign.handle, reserved=False)
+            for other, memory in planes:
+                if share_memory(foreign, memory, ITEMSIZE[geometry.dtype]):
+                    raise InvalidLayout(f"wrap_pool {name}: overlaps the memory of {other}; each part needs its own")
+            planes.append((name, foreign))
+            return self._track(Buffer(self, name, shape, geometry.dtype, foreign.handle, reserved=False))
 
         pool = Pool(self, geometry, layout, wrap, sink=False)
         self._pools.append(pool)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -14,15 +15,18 @@ from .capabilities import Capabilities
 from .counters import Counters
 from .descriptor import Selection
 from .driver import Driver, is_delegated
-from .dtypes import Array, HostArray, check_dtype, host_bits, host_from_bits
+from .dtypes import ITEMSIZE, Array, HostArray, check_dtype, host_bits, host_from_bits
 from .errors import CaptureDeclined, CaptureViolation, InvalidInput, Unsupported
 from .pool import Pool
 from .scope import Evaluation, Scope
 from .segment import Buffer, Segment, Trace
 
+MAX_BYTES: Final = 2**62
+"""Beyond any address space; a size above it is a mistake, and arithmetic on it would wrap."""
+
 
 class BackendMemory:
-    """One opened device. Also a context manager; ``close`` frees everything it opened.
+    """One opened device. Also a context manager; ``close`` frees everything it opened. One thread uses it at a time.
 
     Attributes:
         selection: the resolved choice and where it came from.
@@ -40,6 +44,7 @@ class BackendMemory:
         self._traces: set[Trace] = set()
         self._warm: WeakSet[Segment] = WeakSet()
         self._captured: WeakSet[Segment] = WeakSet()
+        self._buffers: WeakSet[Buffer] = WeakSet()
         self._evaluated: WeakKeyDictionary[Segment, Evaluation] = WeakKeyDictionary()
 
     # -- identity and life ---------------------------------------------------------------------------------------------
@@ -84,10 +89,13 @@ class BackendMemory:
                 for trace in tuple(self._traces):
                     self.release(trace)
             finally:
-                self._open_driver = None
-                self._pools.clear()
-                self._traces.clear()
-                driver.close()
+                try:
+                    self._free(tuple(self._buffers))
+                finally:
+                    self._open_driver = None
+                    self._pools.clear()
+                    self._traces.clear()
+                    driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +155,9 @@ class BackendMemory:
         """Spare memory of undefined content that exists before capture; a device-side zero fill may take it (clause S5)."""
         self.forbid_in_segment(f"reserving Buffer {name!r}")
         check_dtype(dtype, what=f"reserve {name!r} dtype")
+        sizes: tuple[object, ...] = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
+        if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in sizes):
+            raise InvalidInput(f"reserve {name!r}: got shape {shape!r}, expected non-negative ints")
         return self._make_buffer(name, tuple(int(n) for n in shape), dtype, reserved=True)
 
     def upload(self, buffer: Buffer, host: object, row: int | None = None) -> None:
@@ -156,8 +167,12 @@ class BackendMemory:
             InvalidInput: shape, dtype or row do not fit; nothing was written.
             CaptureViolation: inside a Segment.
         """
-        self.forbid_in_segment(f"upload to {buffer.name!r} (a host write)")
         self._check_buffer(buffer)
+        self.forbid_in_segment(f"upload to {buffer.name!r} (a host write)")
+        if row is not None and (isinstance(row, bool) or not isinstance(row, int | np.integer) or not buffer.shape):
+            raise InvalidInput(
+                f"upload to {buffer!r}: got row {row!r}, expected None, or an int where the Buffer has rows"
+            )
         bits, _ = host_bits(host, buffer.dtype, f"upload to {buffer.name!r}")
         if row is None:
             fits = bits.shape == buffer.shape
@@ -193,8 +208,8 @@ class BackendMemory:
 
     def fetch(self, buffer: Buffer) -> HostArray:
         """The values of a Buffer (bfloat16 as float32), a copy; waits for everything queued before."""
-        self.forbid_in_segment(f"fetch of {buffer.name!r} (a host read)")
         self._check_buffer(buffer)
+        self.forbid_in_segment(f"fetch of {buffer.name!r} (a host read)")
         self._count_download()
         return host_from_bits(self._driver.to_host(self._driver.load(buffer)), buffer.dtype)
 
@@ -214,6 +229,8 @@ class BackendMemory:
         """
         self.forbid_in_segment(f"release of {type(thing).__name__}")
         self._check_releasable(thing)
+        if self._open_driver is None:
+            return  # closing has freed it
         if isinstance(thing, Trace):
             if thing.live:
                 thing.live = False
@@ -261,11 +278,25 @@ class BackendMemory:
 
     def _make_buffer(self, name: str, shape: tuple[int, ...], dtype: str, *, reserved: bool = False) -> Buffer:
         limit = self.capabilities.max_pool_elements
-        if limit is not None and int(np.prod(shape, dtype=np.int64)) > limit:
+        if limit is not None and prod(shape) > limit:
             raise Unsupported(
                 f"Buffer {name!r}: {list(shape)} elements, backend {self.name!r} holds at most {limit} in one array"
             )
-        return Buffer(self, name, shape, dtype, self._driver.allocate(shape, dtype), reserved)
+        size = prod(shape) * ITEMSIZE[dtype]
+        try:
+            if size > MAX_BYTES:
+                raise MemoryError(f"{size} bytes are beyond any address space")
+            handle = self._driver.allocate(shape, dtype)
+        except MemoryError as error:
+            raise Unsupported(
+                f"Buffer {name!r}: {list(shape)} of {dtype} are {size} bytes, more than there is: {error}"
+            ) from error
+        return self._track(Buffer(self, name, shape, dtype, handle, reserved))
+
+    def _track(self, buffer: Buffer) -> Buffer:
+        """Remember a Buffer, so that closing frees it."""
+        self._buffers.add(buffer)
+        return buffer
 
     def _check_releasable(self, thing: Buffer | Pool | Trace) -> None:
         if isinstance(thing, Trace):

@@ -74,21 +74,45 @@ def host_bits(x: object, dtype: str | None, what: str = "array") -> tuple[HostAr
     Raises:
         InvalidInput: a value would change by narrowing, or the element type is not known.
     """
-    source = np.asarray(x)
+    source = _native(x, what)
     target = _natural_dtype(source, what) if dtype is None else check_dtype(dtype, what=f"{what} dtype")
     if target == "bfloat16" and source.dtype == np.uint16:
         return np.ascontiguousarray(source), target
     if source.dtype.kind not in "fiub" or (target in ("int32", "bool") and source.dtype.kind == "f"):
         raise InvalidInput(f"{what}: {source.dtype} cannot become {target}; convert it on the host first")
-    means_rounding = dtype is not None and target in FLOAT_DTYPES and source.dtype.kind == "f"
     carrier = np.dtype(np.float32) if target == "bfloat16" else BITS_DTYPE[target]
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.ascontiguousarray(source, dtype=carrier).reshape(source.shape)
-    if not means_rounding and not np.array_equal(values, source, equal_nan=source.dtype.kind == "f"):
+        if target == "bfloat16" and source.dtype == np.float64:
+            values = _odd_ties(source, values)
+        bits = bfloat16_bits(values) if target == "bfloat16" else values
+        means_rounding = dtype is not None and target in FLOAT_DTYPES and source.dtype.kind == "f"
+        # Compared in the source's own type: numpy would round both sides alike.
+        back = host_from_bits(bits, target).astype(source.dtype)
+    if not means_rounding and not np.array_equal(back, source, equal_nan=source.dtype.kind == "f"):
         raise InvalidInput(
             f"{what}: {source.dtype} values do not fit {target} (range {source.min()} to {source.max()}); nothing was copied"
         )
-    return (bfloat16_bits(values) if target == "bfloat16" else values), target
+    return bits, target
+
+
+def _native(x: object, what: str) -> HostArray:
+    """``x`` as a numpy array in the machine's byte order."""
+    try:
+        source = np.asarray(x)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InvalidInput(f"{what}: {type(x).__name__} is no array of numbers: {error}") from error
+    return source.astype(source.dtype.newbyteorder("=")) if not source.dtype.isnative else source
+
+
+def _odd_ties(source: HostArray, values: HostArray) -> HostArray:
+    """float32 ``values`` of float64 ``source`` moved off bfloat16's ties towards the source, so that rounding twice rounds once."""
+    bits = values.view(np.uint32).copy()
+    tie = (bits & np.uint32(0xFFFF)) == np.uint32(0x8000)
+    magnitude, kept = np.abs(source), np.abs(values.astype(np.float64))
+    bits[tie & (magnitude > kept)] += np.uint32(1)
+    bits[tie & (magnitude < kept)] -= np.uint32(1)
+    return bits.view(np.float32)
 
 
 def host_from_bits(bits: HostArray, dtype: str) -> HostArray:

@@ -7,7 +7,7 @@ storage becomes K and V views, and every view has the logical shape ``[NB, BS, H
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, Protocol, get_args
 
 from .dtypes import FLOAT_DTYPES, ITEMSIZE, Array
 from .errors import InvalidLayout
@@ -49,6 +49,10 @@ class KVGeometry:
                 raise InvalidLayout(f"KVGeometry.{name}: got {value!r}, expected a positive int")
         if self.dtype not in FLOAT_DTYPES:
             raise InvalidLayout(f"KVGeometry.dtype: got {self.dtype!r}, expected one of {', '.join(FLOAT_DTYPES)}")
+        if self.value_head_dim is not None and (
+            isinstance(self.value_head_dim, bool) or not isinstance(self.value_head_dim, int)
+        ):
+            raise InvalidLayout(f"KVGeometry.value_head_dim: got {self.value_head_dim!r}, expected None or an int")
         if self.value_head_dim is not None and not 1 <= self.value_head_dim <= self.head_dim:
             raise InvalidLayout(
                 f"KVGeometry.value_head_dim: got {self.value_head_dim}, expected 1 to head_dim={self.head_dim}"
@@ -152,6 +156,50 @@ def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
         covered = stride * (size - 1) + covered
 
 
-def describe_strides(x: Any) -> str:
-    """Shape and strides for error messages."""
-    return f"shape {tuple(x.shape)}, strides {tuple(getattr(x, 'strides', ()))}"
+class Strided(Protocol):
+    """Memory by address, shape and strides in bytes."""
+
+    @property
+    def address(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours of each dimension."""
+
+
+def share_memory(a: Strided, b: Strided, itemsize: int) -> bool:
+    """True if two strided memories have a byte in common.
+
+    Exact where both have the same shape and strides, as K and V views of one store do: they meet where the distance of their
+    bases is a sum of ``n_i * stride_i`` with ``|n_i| < shape_i``. Otherwise the extents decide.
+    """
+    low_a, high_a = _extent(a, itemsize)
+    low_b, high_b = _extent(b, itemsize)
+    if high_a <= low_b or high_b <= low_a:
+        return False
+    if a.shape != b.shape or a.strides != b.strides:
+        return True
+    steps = sorted(((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1), reverse=True)
+
+    def meets(distance: int, i: int) -> bool:
+        if i == len(steps):
+            return abs(distance) < itemsize
+        stride, size = steps[i]
+        return any(
+            abs(q) < size and meets(distance - q * stride, i + 1) for q in (distance // stride, distance // stride + 1)
+        )
+
+    return meets(b.address - a.address, 0)
+
+
+def _extent(x: Strided, itemsize: int) -> tuple[int, int]:
+    """Addresses ``[low, high)`` that the memory lies within; nothing where it has no elements."""
+    if 0 in x.shape:
+        return x.address, x.address
+    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    return x.address + sum(r for r in reach if r < 0), x.address + sum(r for r in reach if r > 0) + itemsize

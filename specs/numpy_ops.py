@@ -47,7 +47,8 @@ def _host_storage(driver: Driver, pool: Pool, layer: int) -> tuple[HostArray, ..
 
 def _count(driver: Driver, buffer: Buffer, n: int) -> None:
     if n:
-        driver.store(buffer, driver.to_host(driver.load(buffer)) + np.int32(n), None)
+        total = int(driver.to_host(driver.load(buffer))[0]) + n
+        driver.store(buffer, np.array([min(total, np.iinfo(np.int32).max)], np.int32), None)
 
 
 def _slots(driver: Driver, pool: Pool, loc: WriteLoc) -> HostArray:
@@ -214,11 +215,10 @@ def merge_partials(driver: Driver, outs: Sequence[Array], lses: Sequence[Array])
     out = np.stack([_float32(driver.to_host(x), name) for x in outs])
     peak = lse.max(axis=0)
     safe = np.where(np.isneginf(peak), 0.0, peak).astype(np.float32)
-    weight = np.exp(lse - safe)
-    total = weight.sum(axis=0)
-    some = total > 0
-    share = np.where(some, weight / np.where(some, total, 1.0), 0.0)
-    with np.errstate(invalid="ignore"):  # what an empty part holds is selected away, and may be anything
-        merged = np.where(weight[..., None] > 0, out * share[..., None], 0.0).sum(axis=0).astype(np.float32)
-    merged_lse = np.where(some, safe + np.log(np.where(some, total, 1.0)), -np.inf).astype(np.float32)
+    empty, none = np.isneginf(lse), np.isneginf(peak)
+    with np.errstate(invalid="ignore"):
+        weight = np.where(empty, 0.0, np.where(lse == peak, 1.0, np.exp(lse - safe))).astype(np.float32)
+        total = np.where(none, 1.0, weight.sum(axis=0)).astype(np.float32)
+        merged = np.where(empty[..., None], 0.0, out * (weight / total)[..., None]).sum(axis=0).astype(np.float32)
+        merged_lse = np.where(none, -np.inf, safe + np.log(total)).astype(np.float32)
     return driver.from_host(_bits(merged, name), name), driver.from_host(merged_lse, "float32")

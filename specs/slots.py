@@ -17,7 +17,7 @@ def lower_paged(table: HostArray, positions: HostArray, table_len: int, geometry
     range, so that a door counts it and never writes it elsewhere. A block of the sink gives a slot of the sink.
     """
     bs = geometry.block_size
-    pos = positions.reshape(positions.shape[0], -1).astype(np.int64)
+    pos = positions.reshape(len(positions), int(np.prod(positions.shape[1:]))).astype(np.int64)
     column = np.where(pos >= 0, pos // bs, 0)
     inside = (pos >= 0) & (column < table_len)
     reach = np.minimum(column, max(table.shape[1] - 1, 0))

@@ -30,6 +30,8 @@ from .namespace import TORCH_DTYPE, TorchNamespace
 from .tape import HostReadGuard, Recorder, Tape
 
 Views = tuple[HostArray, HostArray]
+MAX_THREADS = 256
+"""More than the processors of any machine; a larger number makes OpenMP end the process."""
 
 
 class CpuTrace:
@@ -44,18 +46,22 @@ class CpuDriver(Driver):
     """torch tensors are the device arrays; everything is done when a call returns, so nothing is ever in flight.
 
     Args:
-        threads: threads for dense work and kernels; None keeps torch's choice. Results do not depend on it in the kernels.
+        threads: threads for dense work and kernels; None keeps torch's choice. The kernels' results do not depend on it. torch
+            counts its threads for the whole process; ``close`` gives it back the number it had.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise InvalidInput(f"cpu option threads: got {threads!r}, expected None or a positive int")
-        self._threads = threads
+        if threads is not None and (
+            isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS
+        ):
+            raise InvalidInput(f"cpu option threads: got {threads!r}, expected None or an int from 1 to {MAX_THREADS}")
+        self._torch_threads = torch.get_num_threads()
+        self._threads = threads or self._torch_threads
+        torch.set_num_threads(self._threads)
         self._calls = KernelCalls()
         self._memory = BufferMemory()
-        self._xp = KernelNamespace(self._calls, threads)
+        self._xp = KernelNamespace(self._calls, self._threads)
         self._views: WeakKeyDictionary[Pool, dict[int, Views]] = WeakKeyDictionary()
-        self._set_threads()
         self.capabilities = Capabilities(
             layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16"), addressable=True
         )
@@ -63,14 +69,8 @@ class CpuDriver(Driver):
             "device": "cpu",
             "torch": torch.__version__,
             "numba": numba.__version__,
-            "threads": torch.get_num_threads(),
+            "threads": self._threads,
         }
-
-    def _set_threads(self) -> None:
-        # numba's first use of its OpenMP layer resets torch's thread count, so numba is started first (set_num_threads starts it).
-        wanted = self._threads or torch.get_num_threads()
-        numba.set_num_threads(min(wanted, numba.get_num_threads()))
-        torch.set_num_threads(wanted)
 
     @property
     def xp(self) -> KernelNamespace:
@@ -193,6 +193,7 @@ class CpuDriver(Driver):
     def close(self) -> None:
         """Forget the pools' views."""
         self._views.clear()
+        torch.set_num_threads(self._torch_threads)
 
     # -- operations ------------------------------------------------------------------------------------------------------
     def zero(self, buffer: Buffer) -> None:
@@ -301,12 +302,12 @@ class CpuDriver(Driver):
         out, lse = torch.stack([x.to(torch.float32) for x in outs]), torch.stack(list(lses))
         peak = torch.amax(lse, 0)
         safe = torch.where(torch.isneginf(peak), 0.0, peak)
-        weight = torch.exp(lse - safe)
-        total = torch.sum(weight, 0)
-        some = total > 0
-        share = weight / torch.where(some, total, 1.0)
-        merged = torch.sum(torch.where(weight[..., None] > 0, out * share[..., None], 0.0), 0)
-        return merged.to(outs[0].dtype), torch.where(some, safe + torch.log(torch.where(some, total, 1.0)), -torch.inf)
+        weight = torch.where(lse == peak, 1.0, torch.exp(lse - safe))
+        empty, none = torch.isneginf(lse), torch.isneginf(peak)
+        weight = torch.where(empty, 0.0, weight)
+        total = torch.where(none, 1.0, torch.sum(weight, 0))
+        merged = torch.sum(torch.where(empty[..., None], 0.0, out * (weight / total)[..., None]), 0)
+        return merged.to(outs[0].dtype), torch.where(none, -torch.inf, safe + torch.log(total))
 
     def stage(
         self,

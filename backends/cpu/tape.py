@@ -44,6 +44,9 @@ HOST_READS: Final = frozenset(
         "untyped_storage",
     )
 )
+SPLITS: Final = ("torch.tensor_split", "torch.Tensor.tensor_split")
+"""Composite operations that read a tensor of indices on the host without an operation of their own."""
+
 DATA_DEPENDENT: Final = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 """torch's own marks of operations that read values on the host, or whose output's shape depends on values."""
 

@@ -13,6 +13,7 @@ Array = npt.NDArray[Any]
 _FLOAT32: Final = np.dtype(np.float32)
 _INT32: Final = np.dtype(np.int32)
 _STORAGE: Final = (_FLOAT32, np.dtype(np.uint16))
+_INT32_MAX: Final = int(np.iinfo(np.int32).max)
 _INDEX: Final = (_INT32, np.dtype(np.int64))
 
 
@@ -47,3 +48,8 @@ def expect_storage(name: str, array: Array, shape: tuple[int | None, ...]) -> No
     if array.dtype not in _STORAGE or not fits:
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         _refuse(name, array, f"float32 or uint16 (bfloat16 bits) [{wanted}]")
+
+
+def add_count(counter: npt.NDArray[np.int32], n: int) -> None:
+    """Add ``n`` to an int32 ``[1]`` counter, which stays at its largest value rather than wrap."""
+    counter[0] = min(int(counter[0]) + int(n), _INT32_MAX)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .checks import Array, expect_float32, expect_int32, expect_storage
+from .checks import Array, add_count, expect_float32, expect_int32, expect_storage
 from .claims import wait_for_items
 from .decode_loop import Scratch, build
 from .decode_plan import (
@@ -261,7 +261,7 @@ def prepare(
     def decode(_alive: tuple[Any, ...] = alive) -> None:
         bad = count_invalid(lengths, batch, query_len, width, where, limits)
         if bad:
-            invalid[0] += bad
+            add_count(invalid, bad)
         if fetch is not None:
             fetch()
         for first, count in passes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from .checks import Array, expect_indices, expect_int32, expect_storage
+from .checks import Array, add_count, expect_indices, expect_int32, expect_storage
 from .row_loops import INVALID_SLOT, Vector, View, copy_plane, read_plane, resolve_slots, write_plane
 
 __all__ = [
@@ -88,7 +88,7 @@ def prepare_write_rows(
         for pool, rows, block_size, heads, dim in planes:
             count = write_plane(pool, rows, where, n, block_size, heads, dim, first_slot, num_slots)
         if count:
-            dropped[0] += count
+            add_count(dropped, count)
 
     return write
 
@@ -145,7 +145,7 @@ def prepare_read_rows(
         for pool, rows, block_size, heads, dim in planes:
             count = read_plane(pool, rows, where, n, block_size, heads, dim, first_slot, num_slots)
         if count:
-            dropped[0] += count
+            add_count(dropped, count)
 
     return read
 
@@ -192,7 +192,7 @@ def prepare_copy_rows(
         for pool, held, block_size, heads, dim in planes:
             count = copy_plane(pool, held, origins, targets, n, block_size, heads, dim, first_slot, num_slots)
         if count:
-            dropped[0] += count
+            add_count(dropped, count)
 
     return copy
 

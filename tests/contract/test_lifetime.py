@@ -17,6 +17,7 @@ from forebay.specs import (
     Segment,
     Selection,
     StaleTrace,
+    Unsupported,
     WriteLoc,
 )
 from tests.contract.kv import int32
@@ -140,10 +141,54 @@ def test_host_arrays_are_refused_where_device_arrays_belong(backend: Backend) ->
 def test_one_memory_is_not_wrapped_twice(backend: Backend) -> None:
     g = KVGeometry(2, 2, 1, 4)
     k = np.zeros((2, 2, 1, 4), np.float32)
-    with pytest.raises(InvalidLayout, match=r"kv0\.1: the memory of kv0\.0"):
+    with pytest.raises(InvalidLayout, match=r"kv0\.1: overlaps the memory of kv0\.0"):
         backend.wrap_pool((k, k), layout="NHD", geometry=g)
-    with pytest.raises(InvalidLayout, match=r"kv1\.0: the memory of kv0\.0"):
+    with pytest.raises(InvalidLayout, match=r"kv1\.0: overlaps the memory of kv0\.0"):
         backend.wrap_pool([(k, k.copy()), (k, k.copy())], layout="NHD", geometry=KVGeometry(2, 2, 1, 4, num_layers=2))
+
+
+@pytest.mark.clause("L1")
+@pytest.mark.case("B05")
+def test_parts_that_overlap_in_one_store_are_refused_and_interleaved_ones_taken(backend: Backend) -> None:
+    g = KVGeometry(4, 2, 2, 4)
+    store = np.zeros((8, 2, 2, 4), np.float32)
+    with pytest.raises(InvalidLayout, match="overlaps the memory"):
+        backend.wrap_pool((store[0:4], store[2:6]), layout="NHD", geometry=g)
+    wide = np.zeros((4, 2, 2, 8), np.float32)
+    with pytest.raises(InvalidLayout, match="overlaps the memory"):
+        backend.wrap_pool((wide[..., :4], wide[..., 2:6]), layout="NHD", geometry=g)
+    both = np.zeros((4, 2, 2, 2, 4), np.float32)
+    for k, v in (
+        (store[0::2], store[1::2]),
+        (wide[..., :4], wide[..., 4:]),
+        (both[:, 0], both[:, 1]),
+        (both[:, 1], both[:, 0]),
+    ):
+        backend.release(backend.wrap_pool((k, v), layout="NHD", geometry=g))
+
+
+@pytest.mark.clause("B5")
+def test_closing_frees_what_is_still_referenced() -> None:
+    with open_backend("cpu") as backend:
+        x = backend.buffer("x", int32(1, 2))
+        pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
+    assert not x.live
+    assert x.handle is None
+    assert not any(buffer.live for buffer in pool.buffers)
+    backend.release(x)
+    backend.release(pool)
+
+
+@pytest.mark.clause("L1")
+def test_sizes_no_machine_has_are_refused_by_name(backend: Backend) -> None:
+    for shape in ((2**50,), (2**40, 2**40)):
+        with pytest.raises(Unsupported, match=f"{4 * int(np.prod([int(n) for n in shape], dtype=object))} bytes"):
+            backend.reserve("huge", shape, "float32")
+    with pytest.raises(Unsupported, match="bytes, more than there is"):
+        backend.create_pool(KVGeometry(2, 2, 10**30, 8))
+    for bad in (None, (-1,), ("x",), (1.5,), 5.0, True):
+        with pytest.raises(InvalidInput, match="expected non-negative ints"):
+            backend.reserve("bad", bad, "float32")  # type: ignore[arg-type]
 
 
 @pytest.mark.clause("C10")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.runtime.models.download import NotServed, download
-from forebay.runtime.models.errors import ModelUnavailable
 from forebay.runtime.models.progress import Phase, no_progress
+from forebay.specs import ModelUnavailable
 from tests.models.http_server import Index
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
