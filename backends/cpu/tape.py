@@ -78,7 +78,8 @@ class HostReadGuard(TorchFunctionMode):
         if not self._recorder.paused:
             name = resolve_name(func)
             where = f"while capturing Segment {self._recorder.segment}"
-            if name in HOST_READS:
+            by_tensor = name in SPLITS and any(isinstance(x, Tensor) for x in (*args[1:], *(kwargs or {}).values()))
+            if name in HOST_READS or by_tensor:
                 raise CaptureViolation(f"host read of a device value by {name} {where}")
             if name == "torch.Tensor.__setitem__":
                 raise CaptureViolation(f"{name} changes an array in place {where}; return it as an update")

@@ -21,18 +21,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from forebay.runtime import open_backend
 from forebay.specs import KVGeometry
+
+if TYPE_CHECKING:
+    import torch
 
 REQUIRED: Final = {"float32": 0.6, "bfloat16": 0.42}
 """Share of the ceiling that the direct path must reach at the default geometry."""
@@ -83,36 +84,41 @@ class Measurement:
         return self.size / statistics.median(self.seconds) / 1e9
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[[npt.NDArray[np.float32]], float]:
-    return cast("Callable[..., float]", numba.njit(nogil=True, fastmath=True)(function))
+@cache
+def _reader() -> Callable[[npt.NDArray[np.float32]], float]:
+    """A plain sum over memory, compiled."""
+    import numba
 
+    def read(values: npt.NDArray[np.float32]) -> float:
+        total = np.float32(0)
+        for i in range(values.size):
+            total += values[i]
+        return float(total)
 
-@_compiled
-def _read(values: npt.NDArray[np.float32]) -> float:
-    total = np.float32(0)
-    for i in range(values.size):
-        total += values[i]
-    return float(total)
+    return cast("Callable[..., float]", numba.njit(nogil=True, fastmath=True)(read))
 
 
 def ceilings(threads: int) -> list[Measurement]:
     """Plain reading of memory on one thread and on ``threads``."""
     memory = np.ones(_CEILING_BYTES // 4, np.float32)
-    _read(memory[:16])
+    read = _reader()
+    read(memory[:16])
     pool = ThreadPoolExecutor(threads)
     parts = np.array_split(memory, threads)
 
     def read_all() -> None:
-        list(pool.map(_read, parts))
+        list(pool.map(read, parts))
 
     return [
-        Measurement("read ceiling, 1 thread", "", memory.nbytes, lambda: _read(memory)),
+        Measurement("read ceiling, 1 thread", "", memory.nbytes, lambda: read(memory)),
         Measurement(f"read ceiling, {threads} threads", "", memory.nbytes, read_all),
     ]
 
 
 def _tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """An uninitialised tensor in numpy's memory."""
+    import torch
+
     if dtype == "float32":
         return torch.from_numpy(np.empty(shape, np.float32))
     return torch.from_numpy(np.empty(shape, np.int16)).view(torch.bfloat16)
@@ -121,6 +127,9 @@ def _tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 def attention(geometry: Geometry, dtype: str, backend: Any) -> list[Measurement]:
     """Ours on both paths, PyTorch on contiguous KV, and PyTorch after a gather by the block table, all on equal
     numbers."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
     g = geometry
     torch.manual_seed(0)
     kind = torch.float32 if dtype == "float32" else torch.bfloat16

@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def arm_runs(
     def run(engine: Engine) -> list[list[int]]:
         return [list(r.token_ids) for r in engine.generate(prompts, params)]
 
-    return {f"forebay {arm}": (lambda e=engine: run(e)) for arm, engine in engines.items()}, list(engines.values())
+    return {f"forebay {arm}": partial(run, engine) for arm, engine in engines.items()}, list(engines.values())
 
 
 def transformers_run(folder: Path, prompts: list[list[int]], tokens: int) -> Run:

@@ -42,6 +42,7 @@ FORBIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "unique": (lambda x: torch.unique(x), "host"),
     "a mask": (lambda x: x[x > 1], "mask"),
     "tolist()": (lambda x: x.tolist(), "host read"),
+    "tensor_split by a tensor": (lambda x: torch.tensor_split(x, x[:1].to(torch.int64))[0], "host read"),
 }
 
 
