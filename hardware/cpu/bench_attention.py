@@ -66,9 +66,11 @@ class Measurement:
     call: Callable[[], object] = field(repr=False)
     seconds: list[float] = field(default_factory=list)
 
-    def take(self) -> None:
-        """Time one call, once the threads of the one before have come to rest (OpenMP's spin for a while)."""
-        time.sleep(0.02)
+    def take(self, evict: Callable[[], object]) -> None:
+        """Time one call: after the threads of the one before have come to rest (OpenMP's spin for a while), and after ``evict`` has
+        read memory larger than the caches, so that every way starts from cores that are awake and caches without its KV."""
+        time.sleep(0.1)
+        evict()
         start = time.perf_counter()
         self.call()
         self.seconds.append(time.perf_counter() - start)
@@ -259,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
             measurements += attention(geometry, dtype, backend)
         for _ in range(a.rounds):
             for measurement in measurements:
-                measurement.take()
+                measurement.take(measurements[1].call)
     data = report(measurements, geometry, a.rounds, a.threads)
     show(data)
     if a.json:
