@@ -52,15 +52,14 @@ def transformers_run(folder: Path, prompts: list[list[int]], tokens: int) -> Run
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # go on after the end of text, as the arms do
     longest = max(len(p) for p in prompts)
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
 
     @torch.inference_mode()
     def run() -> list[list[int]]:
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
-        )
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
         made: list[list[int]] = out[:, longest:].tolist()
         return made
 
