@@ -58,10 +58,11 @@ def _rows_that_check(b: Backend, rows: BucketRows, pool: Pool) -> Array:
     """Device truth (clause C5a): bool ``[B]``, true where stamp, visible, limit and page all fit the row's position."""
     xp, g = b.xp, pool.geometry
     width = xp.shape(rows.table)[1]
-    column = xp.clip(rows.position // g.block_size, 0, width - 1)
-    page = xp.take_along(rows.table, xp.reshape(column, (-1, 1)))[:, 0]
+    column = rows.position // g.block_size
+    page = xp.take_along(rows.table, xp.reshape(xp.clip(column, 0, width - 1), (-1, 1)))[:, 0]
+    has_page = (column < width) & (page >= pool.first_block) & (page < g.num_blocks)
     live = (rows.position >= 0) & (rows.stamp == rows.epoch) & (rows.visible == rows.position + 1)
-    return live & (rows.position < rows.limit) & (page >= pool.first_block) & (page < g.num_blocks)
+    return live & (rows.position < rows.limit) & has_page
 
 
 def _advance(

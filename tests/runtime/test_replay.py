@@ -355,6 +355,49 @@ def test_padded_rows_write_nothing_at_all(rig: Rig, active: dict[int, int], repl
                 assert rows[slot] == idle + (slot if name == "token" else 0)
 
 
+WRONG: dict[str, dict[str, int]] = {
+    "visible ahead": {"visible": 11},
+    "visible behind": {"visible": 9},
+    "visible 0": {"visible": 0},
+    "epoch": {"epoch": 101},
+    "stamp": {"stamp": 103},
+    "limit reached": {"limit": 9},
+    "limit passed": {"limit": 3},
+    "limit negative": {"limit": -1},
+    "position negative": {"position": -2, "visible": -1},
+    "position beyond the table": {"position": 16, "visible": 17, "limit": 40},
+    "position far beyond the table": {"position": 2**30, "visible": 2**30 + 1, "limit": 2**31 - 1},
+    "page is the sink": {"page": 0},
+    "page negative": {"page": -1},
+    "page just outside the pool": {"page": 33},
+    "page far outside the pool": {"page": 2**31 - 1},
+}
+"""What is wrong with the row in slot 2, whose position is 9 and whose epoch is 102."""
+
+
+@pytest.mark.clause("C5", "W6")
+@pytest.mark.parametrize("replay", [False, True], ids=["run", "replay"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_row_that_does_not_check_is_not_accepted_and_writes_nothing(rig: Rig, wrong: str, replay: bool) -> None:
+    """The device itself refuses it, before any receipt is read; its neighbour goes on, and the row stays where it is."""
+    rig.step(4, replay=replay)
+    rig.fill({0: 5, 2: 9})
+    table = rig.backend.fetch(rig.device.table)[2:3]
+    for name, value in WRONG[wrong].items():
+        if name in ("page", "stamp"):
+            table[0, 9 // BLOCK if name == "page" else -1] = value
+            rig.backend.upload(rig.device.table, table, 2)
+        else:
+            rig.backend.upload(rig.device.scalars[name], np.array([value], np.int32), 2)
+    before, dropped = contents(rig.backend, rig.pool), rig.pool.dropped
+    held = {name: rig.backend.fetch(rig.device.scalars[name])[2] for name in rig.device.scalars}
+    receipts = rig.step(4, replay=replay)
+    assert receipts[:, RECEIPT_FIELDS.index("accepted")].tolist() == [1, 0, 0, 0]
+    assert changed_blocks(before, contents(rig.backend, rig.pool)) == {rig.state(0, 5).blocks[5 // BLOCK]}
+    assert rig.pool.dropped == dropped, "it does not even ask the door"
+    assert {name: rig.backend.fetch(rig.device.scalars[name])[2] for name in rig.device.scalars} == held
+
+
 @pytest.mark.clause("C3", "D5")
 def test_a_row_is_right_wherever_it_stands(rig: Rig) -> None:
     """The same request in every slot and bucket that has it: the same token."""
