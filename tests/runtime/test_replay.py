@@ -18,7 +18,7 @@ from forebay.runtime import decode_step as decode_step_module
 from forebay.runtime.decode_step import decode_segment
 from forebay.runtime.forward import HostForward
 from forebay.runtime.models.llama import Llama
-from forebay.runtime.state import RECEIPT_FIELDS, BucketRows, DeviceState, SlotState
+from forebay.runtime.state import RECEIPT_FIELDS, BucketRows, DeviceState, SlotState, digest
 from forebay.specs import AttentionParams, Backend, BlockTable, Buffer, KVGeometry, Pool, Segment, Trace, WriteLoc
 from forebay.specs.dtypes import HostArray
 from tests.runtime.harness import (
@@ -391,7 +391,11 @@ def test_a_row_that_does_not_check_is_not_accepted_and_writes_nothing(rig: Rig, 
             rig.backend.upload(rig.device.scalars[name], np.array([value], np.int32), 2)
     before, dropped = contents(rig.backend, rig.pool), rig.pool.dropped
     held = {name: rig.backend.fetch(rig.device.scalars[name])[2] for name in rig.device.scalars}
+    tables, stops = rig.backend.fetch(rig.device.table), rig.backend.fetch(rig.device.stop)
     receipts = rig.step(4, replay=replay)
+    consumed = dict(zip(RECEIPT_FIELDS, receipts[2].tolist(), strict=True))
+    assert {name: consumed[name] for name in held} == held, "each field of the receipt is read from its own Buffer"
+    assert (consumed["table"], consumed["stop"]) == (digest(tables[2, :-1]), digest(stops[2]))
     assert receipts[:, RECEIPT_FIELDS.index("accepted")].tolist() == [1, 0, 0, 0]
     assert changed_blocks(before, contents(rig.backend, rig.pool)) == {rig.state(0, 5).blocks[5 // BLOCK]}
     assert rig.pool.dropped == dropped, "it does not even ask the door"
