@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,24 @@ from .sampling import SamplingParams
 
 MAX_STOP_TOKENS: Final = 8
 """Stop tokens a slot has room for on the device."""
+
+
+def pair_with_params(
+    prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters: one for all, or one a prompt; a single text is one prompt.
+
+    Raises:
+        InvalidInput: prompts that cannot be listed, or another number of parameters than of prompts.
+    """
+    if not isinstance(prompts, Iterable):
+        raise InvalidInput(f"generate: got {type(prompts).__name__}, expected prompts: texts or lists of token ids")
+    wanted: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+    one = SamplingParams() if params is None else params
+    each = list(one) if isinstance(one, Sequence) else [one] * len(wanted)
+    if len(each) != len(wanted):
+        raise InvalidInput(f"generate: {len(wanted)} prompts and {len(each)} SamplingParams; give one, or one a prompt")
+    return list(zip(wanted, each, strict=True))
 
 
 def checked_request(

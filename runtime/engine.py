@@ -17,11 +17,11 @@ from forebay.specs.backend import Backend
 from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, InvalidInput, StaleTrace
 from forebay.specs.segment import Ticket
 
-from .admission import MAX_STOP_TOKENS, checked_request
+from .admission import MAX_STOP_TOKENS, checked_request, pair_with_params
 from .allocator import BlockAllocator
 from .decode_step import decode_segment
 from .forward import HostForward
-from .lanes import CaptureMode, Lanes
+from .lanes import Lanes, capture_mode
 from .ledger import Ledger, Mismatch, Release
 from .model import Model
 from .models.llama import LoadProgress
@@ -107,7 +107,7 @@ class Engine:
             backend,
             lambda bucket: decode_segment(self._llama, self._pool, self._device, bucket, path),
             self.settings.slots,
-            self._capture_mode(),
+            capture_mode(self.arm, self.settings.capture),
             self.settings.max_rewarm,
         )
         self._made.callback(self._lanes.close)
@@ -118,11 +118,6 @@ class Engine:
         self._arrivals = 0
         self._last_ticket: Ticket | None = None
         self._counts = {"steps": 0, "eager_steps": 0, "tokens": 0, "prefills": 0, "reseeds": 0, "finished": 0}
-
-    def _capture_mode(self) -> CaptureMode:
-        if self.arm != "captured":
-            return "off"
-        return "required" if self.settings.capture == "required" else "auto"
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -152,19 +147,8 @@ class Engine:
         Raises:
             InvalidInput: a bad prompt or parameter, or a request larger than the pool; nothing was started.
         """
-        if not isinstance(prompts, Iterable):
-            raise InvalidInput(f"generate: got {type(prompts).__name__}, expected prompts: texts or lists of token ids")
-        wanted = [prompts] if isinstance(prompts, str) else list(prompts)
-        one = SamplingParams() if params is None else params
-        each = list(one) if isinstance(one, Sequence) else [one] * len(wanted)
-        if len(each) != len(wanted):
-            raise InvalidInput(
-                f"generate: {len(wanted)} prompts and {len(each)} SamplingParams; give one, or one a prompt"
-            )
-        requests = [
-            self._checked(prompt, p, f"prompt {i}")
-            for i, (prompt, p) in enumerate(zip(wanted, each, strict=True), start=1)
-        ]
+        pairs = pair_with_params(prompts, params)
+        requests = [self._checked(prompt, p, f"prompt {i}") for i, (prompt, p) in enumerate(pairs, start=1)]
         self._waiting.extend(requests)
         try:
             while any(r.finish_reason is None for r in requests):

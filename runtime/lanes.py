@@ -13,6 +13,13 @@ from forebay.specs.segment import Segment, Ticket, Trace
 CaptureMode = Literal["off", "auto", "required"]
 
 
+def capture_mode(arm: str, capture: str) -> CaptureMode:
+    """How lanes treat capture in an arm: only ``captured`` captures, and ``required`` does not take no for an answer."""
+    if arm != "captured":
+        return "off"
+    return "required" if capture == "required" else "auto"
+
+
 @dataclass
 class LaneReport:
     """What one lane did. ``eager_reason`` says why it stays hostfree, ``""`` while it does not."""
