@@ -53,7 +53,7 @@ def checked_request(
     total = len(ids) + params.max_tokens
     size = f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens}"
     if total > max_len:
-        raise InvalidInput(f"{size} are {total} tokens; max_len is {max_len}")
+        raise InvalidInput(f"{size} are {total} tokens; max_len is {max_len}; shorten the prompt or lower max_tokens")
     needed, there = request.blocks_needed(geometry.block_size), geometry.num_blocks - 1
     if needed > there:
         raise InvalidInput(

@@ -22,7 +22,7 @@ class GenerationResult:
     Attributes:
         prompt_token_ids: the prompt as the model saw it.
         token_ids: the tokens made, the ending one included.
-        text: their text.
+        text: their text, without the token that stopped it.
         finish_reason: ``stop`` (a stop token), ``length`` (max_tokens), ``error`` (see ``error``).
         error: the reason where the request could not be finished.
     """
@@ -76,11 +76,12 @@ class Request:
             self.finish_reason = "length"
 
     def result(self, tokenizer: Tokenizer) -> GenerationResult:
-        """The finished request as its caller sees it."""
+        """The finished request as its caller sees it; the token that stopped it is among the ids, not in the text."""
+        shown = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
         return GenerationResult(
             self.prompt,
             tuple(self.token_ids),
-            tokenizer.decode(self.token_ids),
+            tokenizer.decode(shown),
             self.finish_reason or "error",
             self.error,
         )

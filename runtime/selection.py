@@ -172,7 +172,10 @@ def open_backend(
 def _take_named(
     name: str, mode_name: str | None, where: str, manager: PluginManager, needs: Requirements
 ) -> tuple[Plugin, ModeDescriptor]:
-    plugin, descriptor = manager.find(name)
+    try:
+        plugin, descriptor = manager.find(name)
+    except UnknownBackend as error:
+        raise UnknownBackend(f"{error} (asked for by {where})") from error
     mode = _find_mode(descriptor, mode_name)
     label = mode_label(name, mode)
     unmet = needs.unmet(mode)
