@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from forebay.runtime import BlockAllocator, Engine, Model, Request, SamplingParams, open_backend
-from forebay.specs import Backend
+from forebay.runtime.lanes import Lanes
+from forebay.specs import Backend, Ticket
 from forebay.specs.errors import (
     Cancelled,
 )
@@ -219,13 +220,17 @@ def test_no_block_is_handed_out_while_a_step_in_flight_may_write_it(
     ("block_size", "requests"),
     [
         (2, [(1, 2), (1, 2), (2, 3)]),
-        (2, [(3, 4), (2, 1), (5, 6)]),
-        (4, [(4, 6), (9, 8), (1, 15)]),
-        (1, [(1, 3), (2, 2), (3, 5)]),
+        (2, [(3, 6), (2, 6), (5, 6)]),
+        (4, [(4, 9), (9, 9), (1, 9)]),
+        (1, [(1, 4), (2, 4), (3, 4)]),
     ],
 )
 def test_a_full_pool_still_replays_padded_buckets(
-    tiny_model: Model, backend: Backend, block_size: int, requests: list[tuple[int, int]]
+    tiny_model: Model,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    block_size: int,
+    requests: list[tuple[int, int]],
 ) -> None:
     """Padding has the sink, which was set aside from the start; the capacity is reported without it."""
     params = [SamplingParams(max_tokens=made, ignore_eos=True) for _, made in requests]
@@ -241,12 +246,19 @@ def test_a_full_pool_still_replays_padded_buckets(
         engine.generate([prompt(n) for n, _ in requests], params)
         warm, before = engine.report()["lanes"], engine.report()["engine"]["steps"]
         live = [engine.add(prompt(n), p) for (n, _), p in zip(requests, params, strict=True)]
-        least = sum(needed)
+        free_at_steps = []
+        step_any = Lanes.step
+
+        def step(lanes: Lanes, bucket: int) -> Ticket:
+            free_at_steps.append(engine._allocator.num_free)
+            return step_any(lanes, bucket)
+
+        monkeypatch.setattr(Lanes, "step", step)
         while engine.has_work:
             engine.step()
-            least = min(least, engine._allocator.num_free)
         lanes = engine.report()["lanes"]
         replays, runs = (sum(lane[k] for lane in lanes) - sum(lane[k] for lane in warm) for k in ("replay", "run"))
         assert (replays, runs) == (engine.report()["engine"]["steps"] - before, 0)
         assert all(lane["eager_reason"] == "" and lane["declined"] == 0 for lane in lanes)
         assert [r.finish_reason for r in live] == ["length"] * 3
+        assert min(free_at_steps) == 0, "there was a step with no block left"
