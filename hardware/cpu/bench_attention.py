@@ -67,9 +67,12 @@ class Measurement:
     seconds: list[float] = field(default_factory=list)
 
     def take(self, evict: Callable[[], object]) -> None:
-        """Time one call: after the threads of the one before have come to rest (OpenMP's spin for a while), and after ``evict`` has
-        read memory larger than the caches, so that every way starts from cores that are awake and caches without its KV."""
-        time.sleep(0.1)
+        """Time one call, after one that is not timed and after ``evict`` has read memory larger than the caches.
+
+        The first gives the threads of whatever ran before time to come to rest (OpenMP's spin for a while), the second leaves
+        none of the KV in the caches; and no core falls asleep in between. Every way is treated alike.
+        """
+        self.call()
         evict()
         start = time.perf_counter()
         self.call()
