@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +20,12 @@ from .sampling import SamplingParams
 
 MAX_STOP_TOKENS: Final = 8
 """Stop tokens a slot has room for on the device."""
+
+MAX_PRIORITY: Final = 1000
+
+_SEED_STEP: Final = 0x9E3779B1
+_SAMPLE_STEP: Final = 0x85EBCA6B
+"""Odd numbers that keep seeds apart: of engines with neighbouring seeds, and of the samples of one request."""
 
 
 def pair_with_params(
@@ -38,10 +46,61 @@ def pair_with_params(
     return list(zip(wanted, each, strict=True))
 
 
-def checked_request(
-    prompt: Prompt, params: SamplingParams, what: str, *, index: int, model: Model, max_len: int, geometry: KVGeometry
-) -> Request:
-    """A request that can be finished: valid tokens, within ``max_len``, no larger than the pool of ``geometry``.
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is served, apart from what it asks for.
+
+    Attributes:
+        priority: higher is served earlier.
+        deadline: seconds from its arrival after which it is ended, None for never.
+        cache_salt: prompts share cached KV only under one salt.
+    """
+
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str = ""
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any], what: str) -> RequestOptions:
+        """Options by name, checked.
+
+        Raises:
+            InvalidInput: an unknown name, or a value that cannot be.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise InvalidInput(f"{what}: unknown option {name!r}; known: {', '.join(known)}")
+        made = cls(**options)
+        if isinstance(made.priority, bool) or not isinstance(made.priority, int) or abs(made.priority) > MAX_PRIORITY:
+            raise InvalidInput(
+                f"{what}: priority is {made.priority!r}; expected an int from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
+        seconds = made.deadline
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
+        ):
+            raise InvalidInput(f"{what}: deadline is {seconds!r}; expected seconds above 0, or None")
+        if not isinstance(made.cache_salt, str):
+            raise InvalidInput(f"{what}: cache_salt is a {type(made.cache_salt).__name__}; expected text")
+        return made
+
+
+def checked_requests(
+    prompt: Prompt,
+    params: SamplingParams,
+    what: str,
+    options: RequestOptions,
+    *,
+    index: int,
+    model: Model,
+    max_len: int,
+    geometry: KVGeometry,
+    base_seed: int,
+    now: float,
+) -> list[Request]:
+    """The ``n`` requests of a prompt, the first with the others as siblings, each of which can be finished: valid tokens, within
+    ``max_len``, no larger than the pool of ``geometry``.
 
     Raises:
         InvalidInput: it cannot, with the numbers; ``what`` names the prompt.
@@ -49,18 +108,38 @@ def checked_request(
     if not isinstance(params, SamplingParams):
         raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
     ids = prompt_token_ids(prompt, model.tokenizer, model.config, what)
-    request = Request(index, ids, params, _stop_tokens(params, model.config, what))
+    stop = _stop_tokens(params, model.config, what)
+    family = [
+        Request(
+            index + sample,
+            ids,
+            params,
+            stop,
+            seed=_seed(params, base_seed, index, sample),
+            priority=options.priority,
+            salt=options.cache_salt,
+            deadline=None if options.deadline is None else now + options.deadline,
+        )
+        for sample in range(params.n)
+    ]
+    family[0].siblings = family[1:]
     total = len(ids) + params.max_tokens
     size = f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens}"
     if total > max_len:
         raise InvalidInput(f"{size} are {total} tokens; max_len is {max_len}; shorten the prompt or lower max_tokens")
-    needed, there = request.blocks_needed(geometry.block_size), geometry.num_blocks - 1
+    needed, there = family[0].blocks_needed(geometry.block_size), geometry.num_blocks - 1
     if needed > there:
         raise InvalidInput(
             f"{size} need {needed} blocks of {geometry.block_size} tokens; the pool has {there} "
             f"({there * geometry.block_size} tokens); raise num_blocks or lower max_tokens"
         )
-    return request
+    return family
+
+
+def _seed(params: SamplingParams, base: int, index: int, sample: int) -> int:
+    """The seed of one sample: the request's own, or one from the engine's seed and its order of arrival; 32 bits, signed."""
+    own = base * _SEED_STEP + index if params.seed is None else params.seed
+    return (own + sample * _SAMPLE_STEP + 2**31) % 2**32 - 2**31
 
 
 def _stop_tokens(params: SamplingParams, config: ModelConfig, what: str) -> tuple[int, ...]:

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.specs.backend import Backend
+from forebay.specs.dtypes import Array
 from forebay.specs.pool import Pool
 from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .models.llama import KVContext, Llama
 from .state import SlotState
-
-PREFILL_CHUNK = 256
-"""Prompt tokens a pass; bounds the memory of a long prompt's activations."""
 
 
 class HostForward:
@@ -27,26 +25,29 @@ class HostForward:
         self._table_len = table_len
         self._path = path
 
-    def prefill(self, tokens: Sequence[int], blocks: Sequence[int]) -> int:
-        """Write the KV of ``tokens`` at positions 0, 1, … into ``blocks``; return the token that follows the last."""
-        table = self._table([blocks])
-        token = -1
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int32)
-            positions = np.arange(start, start + len(chunk), dtype=np.int32)[None]
-            last = start + len(chunk) == len(tokens)
-            picked = self._pass(chunk, positions, table, rows=slice(len(chunk) - 1, len(chunk)) if last else None)
-            token = picked[0] if last else token
-        return token
+    def chunk(self, tokens: Sequence[int], start: int, blocks: Sequence[int], *, last: bool) -> Array | None:
+        """Write the KV of ``tokens`` at positions ``start``, ``start + 1``, … into ``blocks``; earlier positions are there already.
 
-    def decode(self, states: Sequence[SlotState]) -> list[int]:
-        """One token for each state: its token at its position."""
+        With ``last``, the logits ``[1, vocab]`` behind the last token.
+        """
+        positions = np.arange(start, start + len(tokens), dtype=np.int32)[None]
+        hidden = self._pass(np.asarray(tokens, np.int32), positions, self._table([blocks]))
+        return self._model.logits(self._backend, hidden[len(tokens) - 1 :]) if last else None
+
+    def decode(self, states: Sequence[SlotState]) -> Array:
+        """Logits ``[B, vocab]`` behind each state's token at its position, whose KV is written."""
         tokens = np.array([s.token for s in states], np.int32)
         positions = np.array([[s.position] for s in states], np.int32)
-        return self._pass(tokens, positions, self._table([s.blocks for s in states]), rows=slice(None))
+        hidden = self._pass(tokens, positions, self._table([s.blocks for s in states]))
+        return self._model.logits(self._backend, hidden)
 
-    def _pass(self, tokens: np.ndarray, positions: np.ndarray, table: BlockTable, rows: slice | None) -> list[int]:
-        """Tokens ``[B*T]`` at ``positions [B, T]``; the greedy successors of the chosen rows."""
+    def choose(self, logits: Array) -> list[int]:
+        """The token each row of ``logits`` gives."""
+        b = self._backend
+        return [int(t) for t in b.to_host(b.xp.argmax(logits))]
+
+    def _pass(self, tokens: np.ndarray, positions: np.ndarray, table: BlockTable) -> Array:
+        """Hidden states ``[B*T, hidden]`` of tokens ``[B*T]`` at ``positions [B, T]``."""
         b = self._backend
         context = KVContext(
             pool=self._pool,
@@ -57,11 +58,7 @@ class HostForward:
             batch=len(positions),
             path=self._path,
         )
-        hidden = self._model.forward(b, b.to_device(tokens), b.to_device(positions.reshape(-1)), context)
-        if rows is None:
-            return []
-        picked = b.xp.argmax(self._model.logits(b, hidden[rows]))
-        return [int(t) for t in b.to_host(picked)]
+        return self._model.forward(b, b.to_device(tokens), b.to_device(positions.reshape(-1)), context)
 
     def _table(self, rows: Sequence[Sequence[int]]) -> BlockTable:
         table = np.zeros((len(rows), self._table_len), np.int32)

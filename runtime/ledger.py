@@ -81,6 +81,10 @@ class Ledger:
         """True while a seed's first step is unread: it is checked at once, later ones may be read behind (clause C5d)."""
         return any(e.first_step_unread and e.dispatched > e.state.position for e in self._entries.values())
 
+    def holds(self, slot: int) -> bool:
+        """True from the slot's seed until it is dropped."""
+        return slot in self._entries
+
     def next_position(self, slot: int) -> int:
         """Position the slot's next dispatched step will consume, for growing its table in time."""
         return self._entries[slot].dispatched

@@ -7,8 +7,9 @@ from typing import Any
 from forebay.specs.backend import Backend
 from forebay.specs.pool import Pool
 
-from .allocator import BlockAllocator
+from .kv_cache import KVCache
 from .model import Model
+from .offload import Offload
 from .settings import Settings
 
 
@@ -33,9 +34,10 @@ def describe(settings: Settings, arm: str, backend: Backend, model: Model, max_l
     }
 
 
-def describe_memory(pool: Pool, allocator: BlockAllocator, model: Model) -> dict[str, Any]:
-    """Bytes of KV and weights, blocks by state, and the pool's layout and capacity."""
-    geometry = pool.geometry
+def describe_memory(pool: Pool, cache: KVCache, model: Model, offload: Offload | None) -> dict[str, Any]:
+    """Bytes of KV and weights, blocks by state, and the pool's layout and capacity. Cached blocks are among the allocated ones."""
+    geometry, allocator = pool.geometry, cache.allocator
+    cached = 0 if cache.prefix is None else len(cache.prefix)
     return {
         "layout": pool.layout,
         "kv_dtype": geometry.dtype,
@@ -44,5 +46,7 @@ def describe_memory(pool: Pool, allocator: BlockAllocator, model: Model) -> dict
         "blocks_free": allocator.num_free,
         "blocks_allocated": allocator.num_allocated,
         "blocks_in_flight": allocator.num_in_flight,
+        "blocks_cached": cached,
+        "blocks_offloaded": 0 if offload is None else offload.blocks,
         "weight_bytes": model.folder.weights.nbytes,
     }

@@ -25,7 +25,9 @@ class SamplingParams:
     temperature: float = 0.0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
@@ -34,7 +36,9 @@ class SamplingParams:
             raise InvalidInput(f"SamplingParams.temperature: got {self.temperature!r}, expected a finite number >= 0")
         if self.temperature != 0:
             raise Unsupported(f"SamplingParams.temperature: got {self.temperature}, this version decodes greedily (0)")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**31) <= self.seed < 2**31:
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int) or not -(2**31) <= self.seed < 2**31
+        ):
             raise InvalidInput(f"SamplingParams.seed: got {self.seed!r}, expected an int of 32 bits")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidInput(f"SamplingParams.ignore_eos: got {self.ignore_eos!r}, expected True or False")

@@ -86,6 +86,18 @@ class Settings:
     threads: Annotated[int | None, About("worker threads of host kernels; none: one a core", at_least=1)] = None
     read_behind: Annotated[int, About("steps a result may be read behind the device", at_least=0)] = 0
     max_rewarm: Annotated[int, About("attempts to capture anew at one boundary (clause C8)", at_least=0)] = 3
+    max_waiting: Annotated[int, About("requests that may wait before new ones are refused", at_least=1)] = 1024
+    max_step_tokens: Annotated[int, About("tokens a step computes: decoding rows and prompt chunks", at_least=1)] = 512
+    priority_steps: Annotated[int, About("engine steps that one step of priority is worth", at_least=1)] = 256
+    prefix_reuse: Annotated[bool, About("reuse the KV of equal prompt beginnings")] = True
+    preempt: Annotated[
+        Literal["recompute", "offload"], About("KV of a preempted request: computed anew, or kept in host memory")
+    ] = "recompute"
+    offload_blocks: Annotated[
+        int | None, About("KV blocks of host memory for preempted requests; none: as many as the pool has", at_least=0)
+    ] = None
+    prefill_on: Annotated[Literal["device", "cpu"], About("where prompts are computed")] = "device"
+    seed: Annotated[int, About("seed of requests that name none", at_least=0)] = 0
     cache_dir: Annotated[Path, About("folder of fetched models")] = field(default_factory=user_cache_dir)
     traceback: Annotated[bool, About("show the traceback of errors")] = False
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)

@@ -59,6 +59,10 @@ class OutOfBlocks(ForebayError):
     """The pool has fewer free blocks than were asked for; nothing was handed out."""
 
 
+class QueueFull(ForebayError):
+    """As many requests wait as the engine lets wait; nothing was queued, and the caller should come back later."""
+
+
 class DoubleFree(ForebayError):
     """A block was freed that its caller does not hold; nothing was freed."""
 

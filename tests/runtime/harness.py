@@ -16,7 +16,7 @@ import pytest
 
 from forebay.backends.cpu.driver import CpuDriver
 from forebay.runtime import Engine, Model, SamplingParams, Settings
-from forebay.runtime import engine as engine_module
+from forebay.runtime import assembly as assembly_module
 from forebay.runtime.decode_step import decode_segment
 from forebay.runtime.lanes import Lanes
 from forebay.runtime.models.llama_tensors import expected_tensors
@@ -54,9 +54,15 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(t) for t in random.integers(len(tiny.SPECIAL), len(tiny.TOKENS), length)]
 
 
+OTHER_SETTINGS = ("read_behind", "max_rewarm", "max_waiting", "priority_steps", "offload_blocks", "seed")
+"""Settings that are no argument of an Engine."""
+
+
 def make_engine(model: Model, backend: Backend, **options: Any) -> Engine:
-    """An Engine whose every setting is the default or one of ``options``, never the machine's."""
-    settings = Settings().override(**{k: options.pop(k) for k in ("read_behind", "max_rewarm") if k in options})
+    """An Engine whose every setting is the default or one of ``options``, never the machine's; without prefix reuse, so that a test
+    knows which blocks are free."""
+    options = {"prefix_reuse": False, **options}
+    settings = Settings().override(**{k: options.pop(k) for k in OTHER_SETTINGS if k in options})
     return Engine(model, backend, settings=settings, **options)
 
 
@@ -108,7 +114,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Iterator[list[R
         before = count_lines(engine.backend)
         ticket = whole(lanes, bucket)
         after = count_lines(engine.backend)
-        if lanes is engine._lanes:
+        if lanes is engine._core.decoder.lanes:
             emits = {name: x.copy() for name, x in ticket.get().items()}
             steps.append(Recorded(bucket, emits, after - before))
         return ticket
@@ -124,7 +130,7 @@ def with_logits(patch: pytest.MonkeyPatch) -> None:
     def emitting(*args: Any) -> Segment:
         return decode_segment(*args, emit_logits=True)
 
-    patch.setattr(engine_module, "decode_segment", emitting)
+    patch.setattr(assembly_module, "decode_segment", emitting)
 
 
 FloatArray = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from forebay.runtime import Engine, Model, Request, SamplingParams
-from forebay.runtime.engine import MAX_RESEEDS
+from forebay.runtime.core import MAX_RESEEDS
 from forebay.runtime.lanes import Lanes
 from forebay.runtime.state import DeviceState, SlotState
 from forebay.specs import Backend, Buffer, Ticket
@@ -72,13 +72,13 @@ def writes_checked(
 
     def step(lanes: Lanes, bucket: int) -> Ticket:
         allowed = {
-            r.blocks[engine._ledger.next_position(slot) // BLOCK]
-            for slot, r in engine._running.items()
+            r.blocks[engine._core.decoder.ledger.next_position(slot) // BLOCK]
+            for slot, r in engine._core.running.items()
             if slot < bucket and not refused(r)
         }
-        before = contents(engine.backend, engine._pool)
+        before = contents(engine.backend, engine._parts.pool)
         ticket = whole(lanes, bucket)
-        assert changed_blocks(before, contents(engine.backend, engine._pool)) <= allowed
+        assert changed_blocks(before, contents(engine.backend, engine._parts.pool)) <= allowed
         return ticket
 
     with monkeypatch.context() as patch:
@@ -101,7 +101,7 @@ class Scene:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        poison(engine.backend, engine._pool)
+        poison(engine.backend, engine._parts.pool)
         self.requests: dict[str, Request] = {}
 
     def add(self, *names: str) -> None:
@@ -166,7 +166,7 @@ def test_the_scene_sets_every_input_of_the_slot_to_something_new(
     with scene_engine(tiny_model, backend) as engine:
         scene = Scene(engine)
         scene.before_b()
-        device = engine._device
+        device = engine._parts.device
         stale = {name: backend.fetch(row_buffer(device, name))[0].tolist() for name in INPUTS}
         scene.until(lambda: scene.requests["B"].slot == 0)
         fresh = {name: backend.fetch(row_buffer(device, name))[0].tolist() for name in INPUTS}
@@ -206,11 +206,11 @@ def test_an_input_that_was_not_reseeded_costs_one_reseed_and_no_token(
     with scene_engine(tiny_model, backend, arm) as engine:
         scene = Scene(engine)
         scene.before_b()
-        first = engine._epoch + 1
+        first = engine._core.decoder.epoch + 1
         skipping = Skipping(skipped, lambda slot, state: state.epoch == first)
 
         def refused(r: Request) -> bool:
-            state = None if r.slot is None else engine._ledger.state(r.slot)
+            state = None if r.slot is None else engine._core.decoder.ledger.state(r.slot)
             return state is not None and state.epoch == first and device_can_tell(skipped)
 
         with skipping.patched(monkeypatch):
@@ -268,9 +268,9 @@ def test_a_seed_that_never_works_ends_its_request_and_no_other(
 # -- rows damaged in the middle of a request ---------------------------------------------------------------------------
 def damage(engine: Engine, slot: int, kind: str) -> None:
     """Change what the device holds of a running row."""
-    device, backend, state = engine._device, engine.backend, engine._ledger.state(slot)
-    position = engine._ledger.next_position(slot)
-    neighbours = [r for s, r in engine._running.items() if s != slot]
+    device, backend, state = engine._parts.device, engine.backend, engine._core.decoder.ledger.state(slot)
+    position = engine._core.decoder.ledger.next_position(slot)
+    neighbours = [r for s, r in engine._core.running.items() if s != slot]
 
     def scalar(name: str, value: int) -> None:
         backend.upload(device.scalars[name], np.array([value], np.int32), slot)
@@ -407,7 +407,7 @@ def test_damage_now_and_then_is_borne_for_ever(
 def wake(engine: Engine, slot: int, block: int) -> None:
     """Make an idle row look like a request that writes into ``block``."""
     state = SlotState(token=30, position=1, epoch=77, limit=40, seed=0, blocks=(block,), stop=())
-    engine._device.seed(slot, state)
+    engine._parts.device.seed(slot, state)
 
 
 @pytest.mark.clause("C5")
@@ -464,5 +464,5 @@ def test_a_request_that_ends_leaves_its_row_idle_on_the_device(tiny_model: Model
         ):
             result = engine.generate([prompt(6)], params)[0]
             assert result.token_ids == tokens[:6]
-            rows = {name: int(backend.fetch(engine._device.scalars[name])[0]) for name in ("position", "visible")}
+            rows = {name: int(backend.fetch(engine._parts.device.scalars[name])[0]) for name in ("position", "visible")}
             assert rows == {"position": -1, "visible": 0}

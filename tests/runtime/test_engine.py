@@ -76,13 +76,13 @@ def test_reading_behind_changes_no_token_and_a_seeds_first_step_is_read_at_once(
         requests = [engine.add(p, s) for p, s in zip(PROMPTS, PARAMS, strict=True)]
         depths = []
         while engine.has_work:
-            epoch, started = engine._epoch, engine._counts["prefills"]
+            epoch, started = engine._core.decoder.epoch, engine._core.counts["prefills"]
             engine.step()
-            seeded = engine._epoch != epoch
+            seeded = engine._core.decoder.epoch != epoch
             if seeded:
-                assert engine._ledger.in_flight == 0, "the first step of a seed was read at once"
-            assert seeded <= (engine._counts["prefills"] > started)
-            depths.append(engine._ledger.in_flight)
+                assert engine._core.decoder.ledger.in_flight == 0, "the first step of a seed was read at once"
+            assert seeded <= (engine._core.counts["prefills"] > started)
+            depths.append(engine._core.decoder.ledger.in_flight)
         assert tokens_of(requests) == expected
         assert max(depths) == read_behind
         assert engine.report()["engine"]["reseeds"] == 0
@@ -158,7 +158,7 @@ def test_requests_wait_for_blocks_in_order_and_none_runs_out_of_them(
         while engine.has_work:
             engine.step()
             started += [r.index for r in requests if r.token_ids and r.index not in started]
-            promised = sum(r.blocks_needed(2) for r in engine._running.values())
+            promised = sum(r.blocks_needed(2) for r in engine._core.running.values())
             assert promised <= 11
         assert started == sorted(started) == list(range(14))
         assert [len(r.token_ids) for r in requests] == [s.max_tokens for s in params]
@@ -191,7 +191,9 @@ def test_no_block_is_handed_out_while_a_step_in_flight_may_write_it(
         def allocate(allocator: BlockAllocator, n: int) -> list[int]:
             nonlocal reused
             blocks = allocate_any(allocator, n)
-            in_flight = {b for step in engine._ledger._pending for _, held in step.slots.values() for b in held}
+            in_flight = {
+                b for step in engine._core.decoder.ledger._pending for _, held in step.slots.values() for b in held
+            }
             assert in_flight.isdisjoint(blocks)
             reused |= not blocks_of_r.isdisjoint(blocks)
             return blocks
@@ -201,7 +203,7 @@ def test_no_block_is_handed_out_while_a_step_in_flight_may_write_it(
             engine.step()
             blocks_of_r |= set(r.blocks)
         if leaves_by == "error":
-            assert engine._ledger.in_flight == 3
+            assert engine._core.decoder.ledger.in_flight == 3
             engine._fail(r, Cancelled("given up"))
         while engine.has_work:
             if r.finish_reason is not None and s.slot is None and s.finish_reason is None:
@@ -250,7 +252,7 @@ def test_a_full_pool_still_replays_padded_buckets(
         step_any = Lanes.step
 
         def step(lanes: Lanes, bucket: int) -> Ticket:
-            free_at_steps.append(engine._allocator.num_free)
+            free_at_steps.append(engine._core.cache.allocator.num_free)
             return step_any(lanes, bucket)
 
         monkeypatch.setattr(Lanes, "step", step)

@@ -43,7 +43,7 @@ def test_counters_are_what_the_driver_was_asked_to_do(tiny_model: Model) -> None
                     name: done[name] for name in ("run", "capture", "replay", "recapture", "declined") if done[name]
                 }
                 assert steps == dict.fromkeys(acts.split(), 1), why
-                assert engine._lanes.bucket_for(bucket - 1) == bucket
+                assert engine._core.decoder.lanes.bucket_for(bucket - 1) == bucket
                 forwards = 1 + (2 if why == "both rows" else 0)
                 made = backend.counters.launches - launches
                 assert made == {"write_kv": 2 * forwards, "paged_decode": 2 * forwards}
@@ -175,7 +175,7 @@ def test_close_frees_traces_pool_state_and_weights_and_leaves_the_backend_open(t
         engine = make_engine(tiny_model, backend, slots=2, block_size=4, max_len=32)
         engine.generate([prompt(3), prompt(4)], SamplingParams(max_tokens=8, ignore_eos=True))
         traces = list(backend._traces)
-        buffers = [*engine._llama.buffers, *engine._device.buffers, *engine._pool.buffers]
+        buffers = [*engine._parts.model.buffers, *engine._parts.device.buffers, *engine._parts.pool.buffers]
         assert len(traces) >= 1
         assert engine.report()["memory"]["blocks_free"] == 16
         engine.close()

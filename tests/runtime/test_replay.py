@@ -73,7 +73,7 @@ def script() -> list[tuple[int, list[int], SamplingParams]]:
 
 def play(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the script for STEPS decode steps, then let what is left come to its end."""
-    poison(engine.backend, engine._pool)
+    poison(engine.backend, engine._parts.pool)
     todo, requests, pools = script(), [], []
     epochs: list[list[int]] = [[] for _ in range(SLOTS)]
     blocks: list[set[int]] = []
@@ -88,12 +88,12 @@ def play(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Run:
             for request, held in zip(requests, blocks, strict=True):
                 held.update(request.blocks)
                 if request.slot is not None:
-                    epoch = engine._ledger.state(request.slot).epoch
+                    epoch = engine._core.decoder.ledger.state(request.slot).epoch
                     if epoch not in epochs[request.slot]:
                         epochs[request.slot].append(epoch)
             if at % 20 == 0:
-                pools.append(contents(engine.backend, engine._pool))
-        pools.append(contents(engine.backend, engine._pool))
+                pools.append(contents(engine.backend, engine._parts.pool))
+        pools.append(contents(engine.backend, engine._parts.pool))
         return Run(steps, tokens_of(requests), pools, epochs, blocks, engine.report())
 
 
@@ -218,7 +218,7 @@ def test_replay_runs_without_the_models_functions_and_uploads_only_grown_table_r
         assert [lane["capture"] for lane in engine.report()["lanes"]] == [1, 1, 1], "every bucket is warm"
         requests = [engine.add(p, s) for p, s in zip(prompts, params, strict=True)]
         engine.step()
-        row_bytes = 4 * (engine._table_len + 1)
+        row_bytes = 4 * (engine._parts.device.table_len + 1)
         before, steps, grown_in_all = count_lines(backend), 0, 0
         with pytest.MonkeyPatch.context() as patch:
             forbid_the_model(patch)

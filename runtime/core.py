@@ -1,0 +1,386 @@
+"""One step of the engine: who gets a slot and blocks, who computes its prompt, which tokens are released (clauses C4 to C6, L4 to L6).
+
+A request waits, computes its prompt in chunks, decodes, and ends. It may be preempted on the way: its blocks go to somebody else, and
+it waits again at its old place, its KV recomputed later or kept in host memory meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from forebay.specs.dtypes import Array
+from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, StaleTrace
+
+from .decoder import Decoder, held_slot
+from .kv_cache import KVCache
+from .latency import Latencies
+from .ledger import Mismatch, Release
+from .offload import Offload
+from .prefill import Prefill
+from .request import FinishReason, Request
+from .stop_strings import StopStrings
+from .waiting import WaitingQueue
+
+MAX_RESEEDS: Final = 3
+
+Token = tuple[Request, int]
+
+
+class EngineCore:
+    """Waiting and running requests over one decoder, one KV cache and one way to compute prompts.
+
+    Args:
+        slots: requests that run at once.
+        budget: tokens a step may compute, decoding rows and prompt chunks together.
+        offload: where preempted requests keep their KV; None recomputes it.
+        clock: seconds, for deadlines and latencies.
+
+    Attributes:
+        counts: what happened, by name.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        prefill: Prefill,
+        waiting: WaitingQueue,
+        offload: Offload | None,
+        stop_strings: StopStrings,
+        latencies: Latencies,
+        *,
+        slots: int,
+        budget: int,
+        read_behind: int,
+        eager: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.decoder: Final = decoder
+        self.cache: Final = cache
+        self.waiting: Final = waiting
+        self.running: Final[dict[int, Request]] = {}
+        self.counts: Final[Counter[str]] = Counter()
+        self.steps = 0
+        self._prefill = prefill
+        self._offload = offload
+        self._stop_strings = stop_strings
+        self._latencies = latencies
+        self._slots = slots
+        self._budget = budget
+        self._read_behind = read_behind
+        self._eager = eager
+        self._clock = clock
+        self._released: list[Token] = []
+
+    # -- one step --------------------------------------------------------------------------------------------------------
+    def step(self) -> list[Token]:
+        """End what is overdue, admit what fits, compute prompt chunks and one decode step; the tokens that may be released now.
+
+        Tokens released before an error are returned by the next call.
+
+        Raises:
+            StaleTrace: the device ran a row that holds no request; every running request ends with this error.
+            CaptureDeclined: ``capture = "required"`` and the device declined.
+        """
+        self.steps += 1
+        self._end_overdue()
+        self._admit()
+        self._compute_prompts()
+        if self._eager:
+            self._step_eagerly()
+        else:
+            self._step()
+        released, self._released = self._released, []
+        return released
+
+    def _end_overdue(self) -> None:
+        now = self._clock()
+        for request in (*self.waiting, *self.running.values()):
+            if request.deadline is not None and request.deadline <= now:
+                self.end(request, "deadline")
+
+    # -- admission -------------------------------------------------------------------------------------------------------
+    def submit(self, request: Request) -> None:
+        """Queue a new request.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+        self.waiting.push(request, self.steps)
+        for member in (request, *request.siblings):
+            self._latencies.arrived(member, self.steps)
+
+    def _admit(self) -> None:
+        """Give slots to waiting requests in order, as long as the first of them finds blocks."""
+        while self.waiting and (slot := self._free_slot_for(self.waiting.first)) is not None:
+            request = self.waiting.first
+            if not self._take_in(request):
+                break
+            self.waiting.remove(request)
+            request.slot = slot
+            self.running[slot] = request
+            self._latencies.admitted(request, self.steps)
+
+    def _free_slot_for(self, request: Request) -> int | None:
+        free = [s for s in range(self._slots) if s not in self.running]
+        if not free and (victim := self._lesser(request)) is not None:
+            self._drain()
+            if victim.slot is not None:
+                self._preempt(victim)
+            return self._free_slot_for(request)
+        return free[0] if free else None
+
+    def _take_in(self, request: Request) -> bool:
+        """Blocks for what the request has to compute and the token behind it, its saved KV brought back; False if there is no room."""
+        if request.saved is None and not request.blocks:
+            self.cache.attach(request)
+        wanted = min(request.to_compute + 1, request.final_position)
+        if not self._secure(request, lambda: self.cache.extend(request, wanted), lambda: self._lesser(request)):
+            if request.saved is None and request.computed < request.to_compute:
+                self.cache.release(request, self.decoder.last_ticket)
+            return False
+        if request.saved is not None and self._offload is not None:
+            self._offload.restore(request)
+        return True
+
+    def _lesser(self, request: Request) -> Request | None:
+        """The running request that is served last, if it is of lower priority and stands behind ``request``."""
+        last = max(self.running.values(), key=lambda r: r.place, default=None)
+        ahead = last is not None and last.priority < request.priority and last.place > request.place
+        return last if ahead else None
+
+    def _last(self) -> Request | None:
+        return max(self.running.values(), key=lambda r: r.place, default=None)
+
+    def _secure(self, request: Request, attempt: Callable[[], bool], victim: Callable[[], Request | None]) -> bool:
+        """Make room until ``attempt`` finds its blocks; False if nobody may be made to give way, or ``request`` itself was."""
+        slot = request.slot
+        while not attempt():
+            if self.decoder.in_flight:
+                self._drain()
+            elif (parked := self._parked(request)) is not None:
+                self.cache.release(parked, self.decoder.last_ticket)
+            elif (chosen := victim()) is not None:
+                self._preempt(chosen)
+            else:
+                return False
+            if request.finished or request.slot != slot:
+                return False
+        return True
+
+    def _parked(self, besides: Request) -> Request | None:
+        """The last waiting request that holds blocks: a fork that found no slot yet. It can compute its prompt again."""
+        holding = [r for r in self.waiting if r.blocks and r is not besides]
+        return holding[-1] if holding else None
+
+    # -- preemption ------------------------------------------------------------------------------------------------------
+    def _preempt(self, request: Request) -> None:
+        """Take slot and blocks from a running request whose steps have all been read."""
+        self.counts["preemptions"] += 1
+        whole = request.computed == request.to_compute
+        if self._offload is not None and request.computed and (whole or self._prefill.keeps_chunks):
+            self._offload.save(request)
+        if whole or self._prefill.keeps_chunks:
+            self.cache.publish(request)
+        self._put_back(request)
+
+    def _put_back(self, request: Request) -> None:
+        """A running request waits again, without slot and blocks."""
+        slot, saved = held_slot(request), request.saved
+        del self.running[slot]
+        request.slot = None
+        self.waiting.put_back(request)
+        self.cache.release(request, self.decoder.last_ticket)
+        request.computed = 0 if saved is None else saved.tokens
+        self.decoder.drop(slot, retired=False)
+
+    # -- prompts ---------------------------------------------------------------------------------------------------------
+    def _compute_prompts(self) -> None:
+        """Prompt chunks of the requests that do not decode yet, in their order, within the step's budget."""
+        left = max(self._budget - len(self.decoder.active), 1)
+        for request in sorted(self.running.values(), key=lambda r: r.place):
+            if request.slot is None or self.decoder.ledger.holds(request.slot):
+                continue
+            if not request.token_ids:
+                # Cut off between the last chunk and its token: the logits have to be computed again.
+                request.computed = min(request.computed, request.to_compute - 1)
+            missing = request.to_compute - request.computed
+            if missing and (not left or not self._prefill.may_advance(request)):
+                continue
+            chunk = min(missing, left)
+            left -= chunk
+            self._advance(request, request.computed + chunk)
+
+    def _advance(self, request: Request, stop: int) -> None:
+        """Compute the known tokens up to position ``stop``; after the last one choose the first token, or go on decoding."""
+        if stop > request.computed:
+            logits = self._prefill.advance(request, stop)
+            self.counts["prefill_tokens"] += stop - request.computed
+            ends = stop == request.to_compute
+            first = self._first_tokens(request, logits) if ends and logits is not None and not request.token_ids else {}
+            request.computed = stop
+            if ends:
+                self.counts["prefills"] += 1
+                self.cache.publish(request)
+            for member, token in first.items():
+                if member is not request:
+                    self._fork(request, member)
+                self._take(member, token)
+        if not request.finished and request.computed == request.to_compute:
+            self.decoder.seed(request)
+
+    def _first_tokens(self, request: Request, logits: Array) -> dict[Request, int]:
+        """The first token of a request and of its siblings, all drawn from the one row of ``logits``."""
+        family = [*(s for s in request.siblings if not s.finished and not s.token_ids), request]
+        return dict(zip(family, self._prefill.forward.choose(logits) * len(family), strict=True))
+
+    def _fork(self, request: Request, sibling: Request) -> None:
+        """A further sample begins with the blocks of the first one, and waits for a slot."""
+        self.counts["forks"] += 1
+        self.cache.fork(request, sibling)
+        sibling.order = request.order
+        self.waiting.put_back(sibling)
+
+    # -- decoding --------------------------------------------------------------------------------------------------------
+    def _step(self) -> None:
+        self._prepare_rows()
+        if self.decoder.active:
+            self.decoder.dispatch()
+        self._collect(self._read_behind)
+
+    def _step_eagerly(self) -> None:
+        self._prepare_rows()
+        if self.decoder.active:
+            for release in self.decoder.step_eagerly():
+                self._settle(release)
+
+    def _prepare_rows(self) -> None:
+        """Give each row a block of its own for its next position; the oldest request first, so that the youngest gives way."""
+        for request in sorted(self.running.values(), key=lambda r: r.place):
+            slot = request.slot
+            if slot is None or slot not in self.decoder.active:
+                continue
+            position = self.decoder.ledger.next_position(slot)
+            before = list(request.blocks)
+            ticket = self.decoder.last_ticket
+            for attempt in (
+                lambda r=request, p=position: self.cache.extend(r, p + 1),
+                lambda r=request, p=position, t=ticket: self.cache.make_private(r, p, t),
+            ):
+                if not self._secure(request, attempt, self._last):
+                    break
+            else:
+                if request.blocks != before and self.decoder.ledger.holds(slot):
+                    self.decoder.grow(request)
+
+    def _drain(self) -> None:
+        """Read every step in flight, so that what each request has computed is known and freed blocks are free."""
+        self._collect(0)
+
+    def _collect(self, read_behind: int) -> None:
+        try:
+            for ticket, results in self.decoder.collect(read_behind):
+                self.cache.allocator.retire(ticket)
+                if any(isinstance(r, Mismatch) and r.astray for r in results):
+                    self._distrust_pool()
+                for result in results:
+                    self._settle(result)
+        except StaleTrace as error:
+            self._end_all(error)
+            raise
+
+    def _settle(self, result: Release | Mismatch) -> None:
+        request = self.running[result.slot]
+        if isinstance(result, Mismatch):
+            self._restart(request, result)
+            return
+        request.reseeds = 0
+        request.computed += 1
+        self._take(request, result.token, retired=result.ended)
+
+    def _restart(self, request: Request, mismatch: Mismatch) -> None:
+        """A receipt did not match: release nothing, compute the KV of the known tokens anew, seed again (clause C5c)."""
+        request.reseeds += mismatch.at_fault
+        self.counts["reseeds"] += 1
+        if request.reseeds > MAX_RESEEDS:
+            why = f"receipts did not match {request.reseeds} times in a row ({mismatch.why})"
+            self.end(request, "error", DeviceLost(f"request {request.index}: {why}"))
+        else:
+            self._put_back(request)
+
+    def _distrust_pool(self) -> None:
+        """A row acted out of its place: what prompts have computed so far, and what is cached, may be written over."""
+        computing = [r for s, r in self.running.items() if not self.decoder.ledger.holds(s)]
+        for request in computing:
+            self._put_back(request)
+        self.cache.distrust([r for r in self.waiting if r.blocks], self.decoder.last_ticket)
+
+    def _take(self, request: Request, token: int, *, retired: bool = True) -> None:
+        """Release a token; end the request if it is the last."""
+        request.take(token)
+        self._stop_strings.check(request)
+        self._latencies.released(request)
+        self.counts["tokens"] += 1
+        self._released.append((request, token))
+        if request.finish_reason is not None:
+            self.end(request, request.finish_reason, retired=retired)
+
+    # -- ends ------------------------------------------------------------------------------------------------------------
+    def end(
+        self, request: Request, reason: FinishReason, error: ForebayError | None = None, *, retired: bool = False
+    ) -> None:
+        """End a request wherever it stands and give back what it holds; siblings that have not begun end with it.
+
+        ``retired``: its row has retired itself on the device.
+        """
+        request.finish_reason, request.error = reason, error
+        request.saved = None
+        self.counts["finished" if reason in ("stop", "length") else reason] += 1
+        if request in self.waiting:
+            self.waiting.remove(request)
+        slot = request.slot
+        if slot is not None:
+            del self.running[slot]
+            request.slot = None
+        if request.computed == request.to_compute and reason in ("stop", "length"):
+            self.cache.publish(request)
+        self.cache.release(request, self.decoder.last_ticket)
+        if slot is not None:
+            self.decoder.drop(slot, retired=retired)
+        if not request.token_ids:
+            for sibling in request.siblings:
+                sibling.finish_reason, sibling.error = reason, error
+
+    def cancel(self, request: Request, why: str) -> None:
+        """End a request and the samples that come of it; nothing happens to what has ended."""
+        for member in (request, *request.siblings):
+            if not member.finished:
+                self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
+
+    def _end_all(self, error: ForebayError) -> None:
+        """The device cannot be trusted any more: give up every running request and what waiting ones hold."""
+        for request in tuple(self.running.values()):
+            self.end(request, "error", error, retired=True)
+        self.cache.distrust([r for r in self.waiting if r.blocks], None)
+        with suppress(ForebayError):
+            for ticket in self.decoder.give_up():
+                self.cache.allocator.retire(ticket)
+
+    def report(self) -> dict[str, int]:
+        """Counts of what happened since the engine was made, by name."""
+        offload = self._offload
+        names = ("tokens", "prefills", "prefill_tokens", "forks", "preemptions", "reseeds")
+        ends = ("finished", "cancelled", "deadline", "error")
+        return {
+            "steps": self.decoder.steps,
+            "eager_steps": self.decoder.eager_steps,
+            **{name: self.counts[name] for name in (*names, *ends)},
+            "reused_tokens": self.cache.reused_tokens,
+            "block_copies": self.cache.copies,
+            "offloaded": 0 if offload is None else offload.saves,
+            "restored": 0 if offload is None else offload.restores,
+            "offload_refused": 0 if offload is None else offload.refused,
+        }

@@ -1,0 +1,132 @@
+"""The decode steps of the running slots in one of the three arms, and the ledger that decides which tokens may be released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from forebay.specs.segment import Ticket
+
+from .forward import HostForward
+from .lanes import Lanes
+from .ledger import Ledger, Mismatch, Release
+from .request import Request
+from .state import DeviceState, SlotState
+
+
+class Decoder:
+    """Slots that hold a seeded request.
+
+    Attributes:
+        last_ticket: the newest step dispatched; memory a step may touch is free once it has retired.
+        steps, eager_steps: dispatched so far.
+        epoch: grows with every seed.
+    """
+
+    def __init__(self, device: DeviceState, lanes: Lanes, forward: HostForward, *, eager: bool) -> None:
+        self.device: Final = device
+        self.lanes: Final = lanes
+        self.ledger: Final = Ledger(device)
+        self._forward = forward
+        self._eager = eager
+        self.last_ticket: Ticket | None = None
+        self.steps = 0
+        self.epoch = 0
+
+    @property
+    def eager_steps(self) -> int:
+        """Steps in which the host supplied every id."""
+        return self.steps if self._eager else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Steps dispatched and not yet read."""
+        return self.ledger.in_flight
+
+    @property
+    def active(self) -> list[int]:
+        """Slots whose next step may still act."""
+        return self.ledger.active
+
+    def seed(self, request: Request) -> None:
+        """A request boundary: every per-slot input is seeded, each by itself (clause C6)."""
+        slot = held_slot(request)
+        self.epoch += 1
+        state = SlotState(
+            token=request.token_ids[-1],
+            position=request.to_compute,
+            epoch=self.epoch,
+            limit=request.final_position,
+            seed=request.seed,
+            blocks=tuple(request.blocks),
+            stop=request.stop,
+        )
+        if not self._eager:
+            self.device.seed(slot, state)
+            self.lanes.boundary()
+        self.ledger.seed(slot, state)
+
+    def grow(self, request: Request) -> None:
+        """The request's blocks have changed: the next step reads the new table row, the only upload of a steady step."""
+        slot = held_slot(request)
+        self.ledger.grow(slot, tuple(request.blocks))
+        if not self._eager:
+            self.device.write_table(slot, self.ledger.state(slot))
+
+    def drop(self, slot: int, *, retired: bool) -> None:
+        """The slot's request has left. Unless the row has ``retired`` itself, it is made idle on the device.
+
+        The host's side is settled first: a lost device must not keep slots.
+        """
+        seeded = self.ledger.holds(slot)
+        self.ledger.drop(slot)
+        if seeded and not retired and not self._eager:
+            self.device.idle(slot)
+
+    def dispatch(self) -> None:
+        """Send one step over the active slots on its way."""
+        bucket = self.lanes.bucket_for(max(self.ledger.active))
+        self.last_ticket = self.lanes.step(bucket)
+        self.ledger.dispatched(self.last_ticket, bucket)
+        self.steps += 1
+
+    def collect(self, read_behind: int) -> Iterator[tuple[Ticket, list[Release | Mismatch]]]:
+        """Read steps until ``read_behind`` are in flight; a seed's first step is read at once (clause C5d).
+
+        Raises:
+            StaleTrace: the device ran a row that the ledger holds idle.
+        """
+        keep = read_behind if self.ledger.active and not self.ledger.must_read_now else 0
+        yield from self.ledger.read(keep)
+
+    def step_eagerly(self) -> list[Release]:
+        """One step in which the host supplies ids, position and slot; its tokens."""
+        active = self.ledger.active
+        states = [self.ledger.state(slot) for slot in active]
+        tokens = self._forward.choose(self._forward.decode(states))
+        self.steps += 1
+        released = []
+        for slot, token in zip(active, tokens, strict=True):
+            ended = self.ledger.state(slot).ends_with(token)
+            self.ledger.advance(slot, token)
+            released.append(Release(slot, token, ended))
+        return released
+
+    def give_up(self) -> Iterator[Ticket]:
+        """What the device holds is not what the ledger says: wait for every step in flight, forget them, and make every row idle."""
+        yield from self.ledger.abandon()
+        for slot in range(self.device.slots):
+            self.ledger.drop(slot)
+            if not self._eager:
+                self.device.idle(slot)
+
+
+def held_slot(request: Request) -> int:
+    """The slot of a running request.
+
+    Raises:
+        RuntimeError: it has none; a caller's mistake.
+    """
+    if request.slot is None:
+        raise RuntimeError(f"request {request.index} holds no slot")
+    return request.slot
