@@ -137,8 +137,10 @@ class EngineCore:
         """Blocks for what the request has to compute and the token behind it, its saved KV brought back; False if there is no room."""
         if request.saved is None and not request.blocks:
             self.cache.attach(request)
-        wanted = min(request.to_compute + 1, request.final_position)
-        if not self._secure(request, lambda: self.cache.extend(request, wanted), lambda: self._lesser(request)):
+        room = self._room(request)
+        if not self._secure(
+            request, lambda: self.cache.extend(request, room), lambda: self._lesser(request), patient=True
+        ):
             if request.saved is None and request.computed < request.to_compute:
                 self.cache.release(request, self.decoder.last_ticket)
             return False
@@ -155,10 +157,22 @@ class EngineCore:
     def _last(self) -> Request | None:
         return max(self.running.values(), key=lambda r: r.place, default=None)
 
-    def _secure(self, request: Request, attempt: Callable[[], bool], victim: Callable[[], Request | None]) -> bool:
-        """Make room until ``attempt`` finds its blocks; False if nobody may be made to give way, or ``request`` itself was."""
+    def _secure(
+        self,
+        request: Request,
+        attempt: Callable[[], bool],
+        victim: Callable[[], Request | None],
+        *,
+        patient: bool = False,
+    ) -> bool:
+        """Make room until ``attempt`` finds its blocks; False if nobody may be made to give way, or ``request`` itself was.
+
+        ``patient``: blocks that wait for steps in flight are worth waiting for.
+        """
         slot = request.slot
         while not attempt():
+            if patient and self.decoder.in_flight and self.cache.allocator.num_in_flight:
+                return False
             if self.decoder.in_flight:
                 self._drain()
             elif (parked := self._parked(request)) is not None:
@@ -204,6 +218,8 @@ class EngineCore:
         for request in sorted(self.running.values(), key=lambda r: r.place):
             if request.slot is None or self.decoder.ledger.holds(request.slot):
                 continue
+            if not self._holds_room(request):
+                continue
             if not request.token_ids:
                 # Cut off between the last chunk and its token: the logits have to be computed again.
                 request.computed = min(request.computed, request.to_compute - 1)
@@ -213,6 +229,17 @@ class EngineCore:
             chunk = min(missing, left)
             left -= chunk
             self._advance(request, request.computed + chunk)
+
+    def _holds_room(self, request: Request) -> bool:
+        """True once a running request holds blocks for what it computes: a restarted one has none."""
+        if not request.blocks:
+            self.cache.attach(request)
+        return self._secure(request, lambda: self.cache.extend(request, self._room(request)), self._last)
+
+    @staticmethod
+    def _room(request: Request) -> int:
+        """Positions a request needs blocks for before it decodes: what it has to compute, and the token behind that."""
+        return min(request.to_compute + 1, request.final_position)
 
     def _advance(self, request: Request, stop: int) -> None:
         """Compute the known tokens up to position ``stop``; after the last one choose the first token, or go on decoding."""
@@ -309,14 +336,14 @@ class EngineCore:
             why = f"receipts did not match {request.reseeds} times in a row ({mismatch.why})"
             self.end(request, "error", DeviceLost(f"request {request.index}: {why}"))
         else:
-            self._put_back(request)
+            self.cache.release(request, self.decoder.last_ticket)
+            self.decoder.drop(mismatch.slot, retired=False)
 
     def _distrust_pool(self) -> None:
         """A row acted out of its place: what prompts have computed so far, and what is cached, may be written over."""
         computing = [r for s, r in self.running.items() if not self.decoder.ledger.holds(s)]
-        for request in computing:
-            self._put_back(request)
-        self.cache.distrust([r for r in self.waiting if r.blocks], self.decoder.last_ticket)
+        parked = [r for r in self.waiting if r.blocks]
+        self.cache.distrust([*computing, *parked], self.decoder.last_ticket)
 
     def _take(self, request: Request, token: int, *, retired: bool = True) -> None:
         """Release a token; end the request if it is the last."""

@@ -15,6 +15,7 @@ import pytest
 
 from forebay.runtime import Engine, Model, Request, SamplingParams
 from forebay.runtime.core import MAX_RESEEDS
+from forebay.runtime.decoder import Decoder
 from forebay.runtime.lanes import Lanes
 from forebay.runtime.state import DeviceState, SlotState
 from forebay.specs import Backend, Buffer, Ticket
@@ -362,18 +363,27 @@ def test_a_row_damaged_in_the_middle_of_a_request_is_reseeded_and_every_token_is
 
 @pytest.mark.clause("C5")
 def test_a_row_damaged_again_and_again_is_given_up_and_no_other(
-    tiny_model: Model, backend: Backend, expected: dict[str, tuple[int, ...]]
+    tiny_model: Model, backend: Backend, monkeypatch: pytest.MonkeyPatch, expected: dict[str, tuple[int, ...]]
 ) -> None:
     with scene_engine(tiny_model, backend) as engine:
         scene = Scene(engine)
         scene.add("C", "B", "Z")
         for _ in range(4):
             engine.step()
-        b, attempts = scene.requests["B"], 0
+        b, attempts = scene.requests["B"], 1
+        damage(engine, 1, "token")
+        whole = Decoder.seed
+
+        def seed(decoder: Decoder, request: Request) -> None:
+            nonlocal attempts
+            whole(decoder, request)
+            if request is b:
+                damage(engine, 1, "token")
+                attempts += 1
+
+        monkeypatch.setattr(Decoder, "seed", seed)
         while b.finish_reason is None:
-            damage(engine, 1, "token")
             engine.step()
-            attempts += 1
         assert (attempts, b.finish_reason) == (MAX_RESEEDS + 1, "error")
         assert isinstance(b.error, DeviceLost)
         assert tuple(b.token_ids) == expected["B"][: len(b.token_ids)]
@@ -394,6 +404,7 @@ def test_damage_now_and_then_is_borne_for_ever(
         count = 0
         while scene.requests["B"].finish_reason is None:
             damage(engine, 1, "visible")
+            engine.step()
             engine.step()
             engine.step()
             count += 1

@@ -1,4 +1,4 @@
-"""A step that is cut off leaves the engine good: the request waits again, nothing is lost (clause L5)."""
+"""A step that is cut off leaves the engine good: the request goes on where it was, nothing is lost (clause L5)."""
 
 from __future__ import annotations
 
@@ -7,35 +7,44 @@ from typing import Any
 import pytest
 
 from forebay.runtime import Engine, SamplingParams, open_backend
+from forebay.runtime.decoder import Decoder
+from forebay.runtime.forward import HostForward
+from forebay.runtime.prefill import DevicePrefill
 from forebay.specs import Backend, InvalidInput
 from tests.runtime.harness import prompt
 
 
 @pytest.mark.clause("L5")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("where", ["_prefill", "_seed"])
-def test_a_request_whose_start_is_cut_off_waits_again(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
+@pytest.mark.parametrize("where", [(DevicePrefill, "advance"), (HostForward, "choose"), (Decoder, "seed")], ids=str)
+@pytest.mark.parametrize("then", ["go on", "cancel"])
+def test_a_request_whose_start_is_cut_off_goes_on_where_it_was(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], error: type[BaseException], then: str
 ) -> None:
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     expected = engine.generate([prompt(6)], params)[0].token_ids
-    honest = getattr(engine, where)
+    owner, name = where
+    honest = getattr(owner, name)
 
     def cut_off(*arguments: Any) -> Any:
         honest(*arguments)
-        monkeypatch.setattr(engine, where, honest)
+        monkeypatch.setattr(owner, name, honest)
         raise error
 
-    monkeypatch.setattr(engine, where, cut_off)
+    monkeypatch.setattr(owner, name, cut_off)
     request = engine.add(prompt(6), params)
     with pytest.raises(error):
         engine.step()
-    assert engine.report()["memory"]["blocks_allocated"] == 0
-    released = []
-    for _ in range(20):
-        released += [token for _, token in engine.step()]
-    assert not engine.has_work
-    assert tuple(request.token_ids) == tuple(released) == expected
+    if then == "cancel":
+        engine.cancel(request)
+        assert (request.finish_reason, engine.has_work) == ("cancelled", False)
+        assert engine.generate([prompt(6)], params)[0].token_ids == expected
+    else:
+        released = []
+        for _ in range(20):
+            released += [token for _, token in engine.step()]
+        assert not engine.has_work
+        assert tuple(request.token_ids) == tuple(released) == expected
     assert engine.report()["memory"]["blocks_free"] == 5
 
 

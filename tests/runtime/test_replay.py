@@ -185,7 +185,7 @@ def forbid_the_model(patch: pytest.MonkeyPatch) -> None:
     """Every function a step could be computed by raises from now on."""
     for owner, names in (
         (Llama, ("forward", "logits", "_attention", "_feed_forward")),
-        (HostForward, ("prefill", "decode", "_pass")),
+        (HostForward, ("chunk", "decode", "_pass")),
         (BucketRows, ("load", "receipt")),
         (decode_step_module, ("_rows_that_check", "_advance", "decode_segment")),
         (Backend, ("run", "capture", "_evaluate", "paged_decode", "load", "dispatch_write", "to_device")),
