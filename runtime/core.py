@@ -14,13 +14,14 @@ from typing import Final
 from forebay.specs.dtypes import Array
 from forebay.specs.errors import Cancelled, DeviceLost, ForebayError, StaleTrace
 
-from .decoder import Decoder, held_slot
+from .decoder import Decoder
 from .kv_cache import KVCache
 from .latency import Latencies
 from .ledger import Mismatch, Release
 from .offload import Offload
 from .prefill import Prefill
 from .request import FinishReason, Request
+from .room import Room
 from .stop_strings import StopStrings
 from .waiting import WaitingQueue
 
@@ -74,6 +75,9 @@ class EngineCore:
         self._eager = eager
         self._clock = clock
         self._released: list[Token] = []
+        self._room = Room(
+            waiting, self.running, cache, decoder, offload, keeps_chunks=prefill.keeps_chunks, drain=self._drain
+        )
 
     # -- one step --------------------------------------------------------------------------------------------------------
     def step(self) -> list[Token]:
@@ -114,9 +118,14 @@ class EngineCore:
             self._latencies.arrived(member, self.steps)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests in order, as long as the first of them finds blocks."""
-        while self.waiting and (slot := self._free_slot_for(self.waiting.first)) is not None:
+        """Give slots to waiting requests in order, as long as the first of them finds a slot and blocks."""
+        while self.waiting:
             request = self.waiting.first
+            slot = next((s for s in range(self._slots) if s not in self.running), None)
+            if slot is None:
+                if self._room.slot_for(request):
+                    continue
+                break
             if not self._take_in(request):
                 break
             self.waiting.remove(request)
@@ -124,92 +133,21 @@ class EngineCore:
             self.running[slot] = request
             self._latencies.admitted(request, self.steps)
 
-    def _free_slot_for(self, request: Request) -> int | None:
-        free = [s for s in range(self._slots) if s not in self.running]
-        if not free and (victim := self._lesser(request)) is not None:
-            self._drain()
-            if victim.slot is not None:
-                self._preempt(victim)
-            return self._free_slot_for(request)
-        return free[0] if free else None
-
     def _take_in(self, request: Request) -> bool:
         """Blocks for what the request has to compute and the token behind it, its saved KV brought back; False if there is no room."""
         if request.saved is None and not request.blocks:
             self.cache.attach(request)
-        room = self._room(request)
-        if not self._secure(
-            request, lambda: self.cache.extend(request, room), lambda: self._lesser(request), patient=True
-        ):
+            reused = request.computed
+        else:
+            reused = 0
+        if not self._room.for_newcomer(request, lambda: self.cache.extend(request, request.first_room)):
             if request.saved is None and request.computed < request.to_compute:
                 self.cache.release(request, self.decoder.last_ticket)
             return False
+        self.counts["reused_tokens"] += reused
         if request.saved is not None and self._offload is not None:
             self._offload.restore(request)
         return True
-
-    def _lesser(self, request: Request) -> Request | None:
-        """The running request that is served last, if it is of lower priority and stands behind ``request``."""
-        last = max(self.running.values(), key=lambda r: r.place, default=None)
-        ahead = last is not None and last.priority < request.priority and last.place > request.place
-        return last if ahead else None
-
-    def _last(self) -> Request | None:
-        return max(self.running.values(), key=lambda r: r.place, default=None)
-
-    def _secure(
-        self,
-        request: Request,
-        attempt: Callable[[], bool],
-        victim: Callable[[], Request | None],
-        *,
-        patient: bool = False,
-    ) -> bool:
-        """Make room until ``attempt`` finds its blocks; False if nobody may be made to give way, or ``request`` itself was.
-
-        ``patient``: blocks that wait for steps in flight are worth waiting for.
-        """
-        slot = request.slot
-        while not attempt():
-            if patient and self.decoder.in_flight and self.cache.allocator.num_in_flight:
-                return False
-            if self.decoder.in_flight:
-                self._drain()
-            elif (parked := self._parked(request)) is not None:
-                self.cache.release(parked, self.decoder.last_ticket)
-            elif (chosen := victim()) is not None:
-                self._preempt(chosen)
-            else:
-                return False
-            if request.finished or request.slot != slot:
-                return False
-        return True
-
-    def _parked(self, besides: Request) -> Request | None:
-        """The last waiting request that holds blocks: a fork that found no slot yet. It can compute its prompt again."""
-        holding = [r for r in self.waiting if r.blocks and r is not besides]
-        return holding[-1] if holding else None
-
-    # -- preemption ------------------------------------------------------------------------------------------------------
-    def _preempt(self, request: Request) -> None:
-        """Take slot and blocks from a running request whose steps have all been read."""
-        self.counts["preemptions"] += 1
-        whole = request.computed == request.to_compute
-        if self._offload is not None and request.computed and (whole or self._prefill.keeps_chunks):
-            self._offload.save(request)
-        if whole or self._prefill.keeps_chunks:
-            self.cache.publish(request)
-        self._put_back(request)
-
-    def _put_back(self, request: Request) -> None:
-        """A running request waits again, without slot and blocks."""
-        slot, saved = held_slot(request), request.saved
-        del self.running[slot]
-        request.slot = None
-        self.waiting.put_back(request)
-        self.cache.release(request, self.decoder.last_ticket)
-        request.computed = 0 if saved is None else saved.tokens
-        self.decoder.drop(slot, retired=False)
 
     # -- prompts ---------------------------------------------------------------------------------------------------------
     def _compute_prompts(self) -> None:
@@ -234,12 +172,7 @@ class EngineCore:
         """True once a running request holds blocks for what it computes: a restarted one has none."""
         if not request.blocks:
             self.cache.attach(request)
-        return self._secure(request, lambda: self.cache.extend(request, self._room(request)), self._last)
-
-    @staticmethod
-    def _room(request: Request) -> int:
-        """Positions a request needs blocks for before it decodes: what it has to compute, and the token behind that."""
-        return min(request.to_compute + 1, request.final_position)
+        return self._room.for_running(request, lambda: self.cache.extend(request, request.first_room))
 
     def _advance(self, request: Request, stop: int) -> None:
         """Compute the known tokens up to position ``stop``; after the last one choose the first token, or go on decoding."""
@@ -297,7 +230,7 @@ class EngineCore:
                 lambda r=request, p=position: self.cache.extend(r, p + 1),
                 lambda r=request, p=position, t=ticket: self.cache.make_private(r, p, t),
             ):
-                if not self._secure(request, attempt, self._last):
+                if not self._room.for_running(request, attempt):
                     break
             else:
                 if request.blocks != before and self.decoder.ledger.holds(slot):
@@ -399,13 +332,13 @@ class EngineCore:
     def report(self) -> dict[str, int]:
         """Counts of what happened since the engine was made, by name."""
         offload = self._offload
-        names = ("tokens", "prefills", "prefill_tokens", "forks", "preemptions", "reseeds")
+        names = ("tokens", "prefills", "prefill_tokens", "reused_tokens", "forks", "reseeds")
         ends = ("finished", "cancelled", "deadline", "error")
         return {
             "steps": self.decoder.steps,
             "eager_steps": self.decoder.eager_steps,
             **{name: self.counts[name] for name in (*names, *ends)},
-            "reused_tokens": self.cache.reused_tokens,
+            "preemptions": self._room.preemptions,
             "block_copies": self.cache.copies,
             "offloaded": 0 if offload is None else offload.saves,
             "restored": 0 if offload is None else offload.restores,

@@ -22,7 +22,6 @@ class KVCache:
         allocator: of the pool.
         prefix: None where prefixes are not reused.
         copies: shared blocks copied before a write.
-        reused_tokens: prompt tokens whose KV was found in the prefix cache.
     """
 
     def __init__(self, pool: Pool, allocator: BlockAllocator, prefix: PrefixCache | None) -> None:
@@ -31,14 +30,12 @@ class KVCache:
         self.allocator = allocator
         self.prefix = prefix
         self.copies = 0
-        self.reused_tokens = 0
 
     def attach(self, request: Request) -> None:
         """Give a request that holds nothing the cached blocks its tokens begin with."""
         if self.prefix is not None:
-            request.blocks = self.prefix.match(request.known[: request.to_compute], self._salt(request))
+            request.blocks = self.prefix.match(request.known[: request.to_compute], request.salt)
             request.computed = len(request.blocks) * self._size
-            self.reused_tokens += request.computed
 
     def extend(self, request: Request, tokens: int) -> bool:
         """Give a request the blocks that ``tokens`` positions need, evicting cached ones; False if there are too few."""
@@ -82,7 +79,7 @@ class KVCache:
     def publish(self, request: Request) -> None:
         """Cache the full blocks of what a request has computed."""
         if self.prefix is not None:
-            self.prefix.publish(request.known[: request.computed], request.blocks, self._salt(request))
+            self.prefix.publish(request.known[: request.computed], request.blocks, request.salt)
 
     def release(self, request: Request, after: Ticket | None) -> None:
         """Take a request's blocks away; ``after`` is the last step that could touch them."""
@@ -104,6 +101,3 @@ class KVCache:
             return self.allocator.allocate(n)
         except OutOfBlocks:
             return None
-
-    def _salt(self, request: Request) -> str:
-        return request.salt

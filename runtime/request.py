@@ -113,6 +113,11 @@ class Request:
         return len(self.prompt) + max(len(self.token_ids) - 1, 0)
 
     @property
+    def first_room(self) -> int:
+        """Positions it needs blocks for when it gets a slot: what it has to compute, and the token behind that."""
+        return min(self.to_compute + 1, self.final_position)
+
+    @property
     def known(self) -> tuple[int, ...]:
         """Prompt and released tokens."""
         return (*self.prompt, *self.token_ids)
