@@ -25,6 +25,7 @@ from .report import describe, describe_memory
 from .request import GenerationResult, Prompt, Request
 from .sampling import SamplingParams
 from .settings import Settings
+from .streaming import Reader, Stream
 
 
 class Engine:
@@ -97,6 +98,7 @@ class Engine:
         self.clock = clock
         self._arrivals = 0
         self._closed = False
+        self._dropped: deque[Request] = deque()
         with ExitStack() as made:
             self._parts = assemble(model, backend, self.settings, made, clock=clock, progress=progress)
             self._made = made.pop_all()
@@ -104,7 +106,10 @@ class Engine:
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Free the traces, the pool, the state and the weights; the backend stays open."""
+        """End every request and free the traces, the pool, the state and the weights; the backend stays open."""
+        for request in () if self._closed else (*self._core.waiting, *self._core.running.values()):
+            with suppress(Exception):  # what is wrong with the device must not keep its memory
+                self.cancel(request, "the engine was closed")
         self._closed = True
         self._made.close()
 
@@ -125,7 +130,7 @@ class Engine:
     ) -> list[GenerationResult]:
         """Finish every prompt; results come in the order of the prompts.
 
-        ``params`` is one for all, or one a prompt. ``on_token`` is called with each released token. ``options`` are those of
+        ``params`` is one for all, or one a prompt. ``on_token`` is called with each token released for them. ``options`` are those of
         :meth:`add`, for every prompt. Every prompt is checked before any device work; as many wait at once as ``max_waiting`` lets.
 
         Raises:
@@ -133,13 +138,14 @@ class Engine:
         """
         pairs = pair_with_params(prompts, params)
         families = [self._checked(p, s, f"prompt {i}", options) for i, (p, s) in enumerate(pairs, start=1)]
+        own = {r for family in families for r in family}
         outside = deque(families)
         try:
-            while outside or any(not r.finished for family in families for r in family):
-                while outside and self._core.waiting.has_room:
-                    self._core.submit(outside.popleft()[0])
+            while outside or any(not r.finished for r in own):
+                while outside and self.has_room:
+                    self.submit(outside.popleft()[0])
                 for request, token in self.step():
-                    if on_token is not None:
+                    if on_token is not None and request in own:
                         on_token(request, token)
         finally:
             for family in families:
@@ -158,9 +164,48 @@ class Engine:
             InvalidInput: as :meth:`generate`.
             QueueFull: ``max_waiting`` requests wait already.
         """
-        family = self._checked(prompt, SamplingParams() if params is None else params, "prompt", options)
-        self._core.submit(family[0])
-        return family[0]
+        request = self.check(prompt, params, **options)
+        self.submit(request)
+        return request
+
+    def check(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Request:
+        """The request that :meth:`add` would queue; its deadline runs from now.
+
+        Raises:
+            InvalidInput: as :meth:`generate`.
+        """
+        return self._checked(prompt, SamplingParams() if params is None else params, "prompt", options)[0]
+
+    @property
+    def has_room(self) -> bool:
+        """True while fewer than ``max_waiting`` requests wait."""
+        return self._core.waiting.has_room
+
+    def submit(self, request: Request) -> None:
+        """Queue a checked request.
+
+        Raises:
+            QueueFull: ``max_waiting`` requests wait already.
+        """
+        self._core.submit(request)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = True, **options: Any
+    ) -> Stream:
+        """Queue one request and iterate over what comes of it; pulling steps the engine.
+
+        ``wait``: with a full queue step the engine until there is room, for at most ``deadline`` seconds; False refuses at once.
+        ``options`` are those of :meth:`add`.
+
+        Raises:
+            InvalidInput: as :meth:`generate`.
+            QueueFull: ``max_waiting`` requests wait, and there was no time or no wish to wait for room.
+        """
+        request = self.check(prompt, params, **options)
+        while wait and not self.has_room and (request.deadline is None or self.clock() < request.deadline):
+            self.step()
+        self.submit(request)
+        return Stream(Reader(self.model.tokenizer, request), self.step, self.cancel, self._dropped.append)
 
     def cancel(self, request: Request, why: str = "its caller cancelled it") -> None:
         """End a request, and the samples that come of it, wherever it stands, and give back what it holds."""
@@ -169,20 +214,32 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
+        self._end_dropped()
         return bool(self._core.waiting or self._core.running)
 
     def step(self) -> list[tuple[Request, int]]:
         """Admit what fits, compute prompt chunks and one decode step; the tokens that may be released now.
 
         Raises:
+            InvalidInput: the engine is closed.
             StaleTrace: the device ran a row that holds no request; every running request ends with this error.
             CaptureDeclined: ``capture = "required"`` and the device declined.
         """
+        self._check_open()
+        self._end_dropped()
         return self._core.step()
 
-    def _checked(self, prompt: Prompt, params: SamplingParams, what: str, options: dict[str, Any]) -> list[Request]:
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidInput("the engine is closed; make a new one")
+
+    def _end_dropped(self) -> None:
+        """Cancel the requests of streams that nobody holds any more."""
+        while self._dropped:
+            self.cancel(self._dropped.popleft(), "its stream was dropped")
+
+    def _checked(self, prompt: Prompt, params: SamplingParams, what: str, options: dict[str, Any]) -> list[Request]:
+        self._check_open()
         family = checked_requests(
             prompt,
             params,
@@ -201,6 +258,7 @@ class Engine:
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
         """Resolved configuration with sources, backend selection, counters, lanes, memory and latencies, as plain data."""
+        self._end_dropped()
         parts, core = self._parts, self._core
         return {
             **describe(self.settings, parts.arm, self.backend, self.model, parts.max_len),

@@ -134,14 +134,21 @@ class Request:
         elif len(self.token_ids) >= self.params.max_tokens:
             self.finish_reason = "length"
 
+    @property
+    def stopped_by_token(self) -> bool:
+        """True if its last token ended it: that token is among the ids, not in the text."""
+        return self.finish_reason == "stop" and self.text_end is None
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """The text of the tokens released so far, without the token or the string that stopped it."""
+        return tokenizer.decode(self.token_ids[:-1] if self.stopped_by_token else self.token_ids)[: self.text_end]
+
     def result(self, tokenizer: Tokenizer) -> GenerationResult:
         """The finished request as its caller sees it; what stopped it is among the ids, not in the text."""
-        stopped_by_token = self.finish_reason == "stop" and self.text_end is None
-        text = tokenizer.decode(self.token_ids[:-1] if stopped_by_token else self.token_ids)
         return GenerationResult(
             self.prompt,
             tuple(self.token_ids),
-            text[: self.text_end],
+            self.text(tokenizer),
             self.finish_reason or "error",
             self.seed,
             self.error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,11 @@ from .config import ModelConfig
 from .json_fields import show
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder makes of bytes that are no whole character (yet)."""
+
+_BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
+"""A token of one byte, in vocabularies that fall back to bytes."""
 
 
 class Tokenizer:
@@ -67,6 +72,14 @@ class Tokenizer:
                 raise InvalidInput(f"token id {token} to decode; expected 0 to {self.vocab_size - 1}")
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
+    def ends_text(self, token: int) -> bool:
+        """True if no later token changes the text up to ``token``, whole characters given.
+
+        Bytes that tokens fall back to are decoded a run at a time: one bad byte at its end undoes the characters before it.
+        """
+        content = self._backend.id_to_token(token)
+        return content is not None and not _BYTE.fullmatch(content)
+
     def stream(self) -> TextStream:
         """A decoder for one request's tokens as they come."""
         return TextStream(self)
@@ -76,7 +89,8 @@ class TextStream:
     """Decodes one request token by token: the pieces, and the rest from :meth:`finish`, join to ``decode`` of all tokens.
 
     A character whose bytes are spread over several tokens is held back until it is whole. Each piece is decoded behind
-    the tokens of the piece before it, since decoders may treat the first token of a text differently.
+    the tokens of the piece before it, since decoders may treat the first token of a text differently. (The stream of the
+    ``tokenizers`` library raises where a byte undoes characters it gave out, and cannot give out what it holds at the end.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,18 +101,24 @@ class TextStream:
     def push(self, token: int) -> str:
         """The text that ``token`` completes, ``""`` where it completes none."""
         self._held.append(token)
-        piece = self._held_text()
-        if not piece or piece.endswith(_INCOMPLETE):
+        if not self._tokenizer.ends_text(token):
+            return ""
+        piece = self.held
+        if not piece or piece.endswith(INCOMPLETE):
             return ""
         self._context, self._held = self._held, []
         return piece
 
-    def finish(self) -> str:
-        """The text of what is held back, U+FFFD for what never became a character."""
-        piece = self._held_text()
-        self._context, self._held = self._held, []
-        return piece
-
-    def _held_text(self) -> str:
+    @property
+    def held(self) -> str:
+        """The text of the tokens that are held back, as it would be if none came behind them."""
+        if not self._held:
+            return ""
         before = self._tokenizer.decode(self._context)
         return self._tokenizer.decode(self._context + self._held)[len(before) :]
+
+    def finish(self) -> str:
+        """The text of what is held back, U+FFFD for what never became a character."""
+        piece = self.held
+        self._context, self._held = self._held, []
+        return piece
