@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .allocator import BlockAllocator
+    from .async_engine import AsyncEngine
     from .engine import Engine
     from .model import Model, load_model
     from .request import GenerationResult, Request
     from .sampling import SamplingParams
     from .selection import open_backend
     from .settings import Settings
+    from .streaming import Piece
 
 __all__ = [
+    "AsyncEngine",
     "BlockAllocator",
     "Engine",
     "GenerationResult",
     "Model",
+    "Piece",
     "Request",
     "SamplingParams",
     "Settings",
@@ -30,10 +34,12 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "AsyncEngine": "async_engine",
     "BlockAllocator": "allocator",
     "Engine": "engine",
     "GenerationResult": "request",
     "Model": "model",
+    "Piece": "streaming",
     "Request": "request",
     "SamplingParams": "sampling",
     "Settings": "settings",

@@ -18,7 +18,7 @@ def byte_fallback_tokenizer() -> Tokenizer:
     """With the decoder of Llama 2's ``tokenizer.json``; id 262 is in the model's vocabulary only."""
     vocabulary = {piece: i for i, piece in enumerate(PIECES)}
     backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(vocab=vocabulary, merges=[], unk_token=PIECES[0], fuse_unk=True, byte_fallback=True)
     )
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
