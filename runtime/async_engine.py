@@ -84,6 +84,10 @@ class AsyncEngine:
         """As :meth:`Engine.report`, between two steps."""
         return await self._call(lambda engine: engine.report())
 
+    async def metrics_text(self) -> str:
+        """As :meth:`Engine.metrics_text`, between two steps."""
+        return await self._call(lambda engine: engine.metrics_text())
+
     async def _call(self, act: Callable[[Engine], T]) -> T:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()

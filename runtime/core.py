@@ -301,6 +301,7 @@ class EngineCore:
         self.counts["finished" if reason in ("stop", "length") else reason] += 1
         if request in self.waiting:
             self.waiting.remove(request)
+            self._latencies.left(request, self.steps)
         slot = request.slot
         if slot is not None:
             del self.running[slot]

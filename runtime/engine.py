@@ -257,14 +257,25 @@ class Engine:
 
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
-        """Resolved configuration with sources, backend selection, counters, lanes, memory and latencies, as plain data."""
+        """What the engine is, did and holds, as plain data; the keys are those of :mod:`.report`."""
         self._end_dropped()
         parts, core = self._parts, self._core
         return {
             **describe(self.settings, parts.arm, self.backend, self.model, parts.max_len),
             "counters": self.backend.counters.as_dict(),
             "engine": core.report(),
+            "requests": {"waiting": len(core.waiting), "running": len(core.running)},
             "lanes": core.decoder.lanes.report(),
             "memory": describe_memory(parts.pool, core.cache, self.model, parts.offload),
-            "latencies": parts.latencies.report(),
+            "latencies": parts.latencies.report(core.waiting, core.steps),
         }
+
+    def metrics_text(self) -> str:
+        """The report in Prometheus' text format.
+
+        Raises:
+            Unsupported: ``prometheus_client`` is not installed.
+        """
+        from .metrics import metrics_text  # here, because the package is optional
+
+        return metrics_text(self.report())

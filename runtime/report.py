@@ -1,4 +1,34 @@
-"""What an engine says about itself, as plain data."""
+"""What an engine says about itself, as plain data.
+
+Keys of ``Engine.report()``. Counts grow from the making of the engine on, those of the backend from its opening on.
+
+``configuration``
+    Each setting: ``value``, ``source`` (call, environment, file, default), ``origin`` (a variable, or ``path:line``).
+``arm``
+    ``eager``, ``hostfree`` or ``captured``.
+``backend``
+    ``name``, ``mode``, ``requested``, ``source``, ``origin``, ``distribution``, ``version``, ``considered`` (what was passed over, and
+    why), ``info`` (of the device).
+``model``
+    ``name``, ``dtype``, ``max_len`` (tokens).
+``counters``
+    The backend's, by the names of ``forebay.specs.counters.Counters``.
+``engine``
+    ``steps``, ``eager_steps`` (decode steps), ``tokens`` (released), ``prefills`` (prompts computed to the end), ``prefill_tokens``
+    (computed), ``reused_tokens`` (found in the prefix cache), ``forks``, ``reseeds``, ``preemptions``, ``block_copies``,
+    ``offloaded``, ``restored``, ``offload_refused``; requests that ended: ``finished``, ``cancelled``, ``deadline``, ``error``.
+``requests``
+    Now: ``waiting``, ``running``.
+``lanes``
+    For each bucket of slots: ``bucket``, ``run``, ``replay``, ``capture``, ``declined``, ``released``, ``eager_reason``.
+``memory``
+    ``layout``, ``kv_dtype``, ``kv_bytes``, ``capacity_tokens``, ``blocks_free``, ``blocks_allocated``, ``blocks_in_flight`` (freed,
+    and a step on its way may touch them), ``blocks_cached`` (among the allocated ones), ``blocks_offloaded``, ``weight_bytes``.
+``latencies``
+    ``queue_wait_s`` (arrival to first slot), ``time_to_first_token_s`` (arrival to first token), ``inter_token_s`` (between two tokens
+    of a request): each with ``count``, ``sum``, ``buckets``, ``mean``, ``max``, ``p50``, ``p90``,
+    ``p99``, in seconds. ``worst_wait_steps``, ``worst_wait_s``: the longest wait for a first slot, of those still waiting too.
+"""
 
 from __future__ import annotations
 
