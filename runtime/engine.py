@@ -201,7 +201,10 @@ class Engine:
             InvalidInput: as :meth:`generate`.
             QueueFull: ``max_waiting`` requests wait, and there was no time or no wish to wait for room.
         """
-        request = self.check(prompt, params, **options)
+        return self.follow(self.check(prompt, params, **options), wait=wait)
+
+    def follow(self, request: Request, *, wait: bool = True) -> Stream:
+        """:meth:`stream` of a checked request."""
         while wait and not self.has_room and (request.deadline is None or self.clock() < request.deadline):
             self.step()
         self.submit(request)

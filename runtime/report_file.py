@@ -44,7 +44,7 @@ class ReportFile:
         """Write it, or leave what is there as it was.
 
         Raises:
-            OSError: it cannot be written.
+            InvalidInput: it cannot be written.
         """
         if self.path.suffix == METRICS_SUFFIX:
             from .metrics import metrics_text
@@ -57,6 +57,7 @@ class ReportFile:
         try:
             part.write_text(text, encoding="utf-8")
             part.replace(self.path)
-        except BaseException:
+        except OSError as error:
+            raise InvalidInput(f"the report file '{self.path}' cannot be written: {error}") from error
+        finally:
             part.unlink(missing_ok=True)
-            raise

@@ -139,13 +139,18 @@ class Stream(Iterator[Piece]):
         return self._ready.popleft()
 
     @property
+    def finished(self) -> bool:
+        """True once every sample has ended; its last pieces may still come."""
+        return self._reader.finished
+
+    @property
     def result(self) -> GenerationResult:
         """What the prompt became, once the stream has ended or was closed.
 
         Raises:
             InvalidInput: it has not.
         """
-        if not self._reader.finished:
+        if not self.finished:
             raise InvalidInput("result: the stream has not ended; pull it to its end, or close it")
         return self._reader.result()
 
@@ -153,7 +158,7 @@ class Stream(Iterator[Piece]):
         """Cancel the request where it has not ended; no further piece comes."""
         self._ended = True
         self._ready.clear()
-        if not self._reader.finished:
+        if not self.finished:
             self._cancel(self._reader.members[0])
 
     def __enter__(self) -> Self:
@@ -163,5 +168,5 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
-        if not self._reader.finished:
+        if not self.finished:
             self._drop(self._reader.members[0])

@@ -4,92 +4,98 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.runtime.cli.console import (
-    Bars,
-    print_error,
-    print_json,
-    progress_bars,
-    resolve_settings,
-    setting_option,
-)
+from forebay.runtime.cli.console import Bars, print_error, print_json, progress_bars
+from forebay.runtime.cli.setting_options import with_setting_options
 from forebay.runtime.plugins import PluginManager
+from forebay.runtime.report_file import ReportFile
 from forebay.runtime.selection import Requirements, select
 from forebay.runtime.settings import Settings
-from forebay.specs.errors import InvalidInput, InvalidSetting
+from forebay.specs.errors import ForebayError, InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
-    from forebay.runtime import GenerationResult
+    from forebay.runtime import Engine, GenerationResult, SamplingParams
+    from forebay.runtime.request import Prompt
+    from forebay.runtime.streaming import Stream
 
 
+@with_setting_options
 def generate(
     context: typer.Context,
+    *,
+    settings: Settings,
     prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue.", metavar="[PROMPTS]...")] = None,
     prompt_file: Annotated[
         str | None, typer.Option(help="File of further prompts, one a line; - is standard input.", metavar="PATH")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per sample.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="0: the most likely token; above: draw.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k most likely tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the most likely ones of this total.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw among those this times as likely as the first.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens that were there already become less likely.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a sample; may be repeated.")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="Token that ends a sample; may be repeated.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities of so many most likely tokens too.")
+    ] = None,
+    n: Annotated[int | None, typer.Option(help="Samples of each prompt.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
+    as_stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes, prompt after prompt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results and report as one JSON object.")] = False,
-    model: Annotated[str | None, setting_option("model", "PATH|NAME")] = None,
-    backend: Annotated[str | None, setting_option("backend", "NAME[:MODE]")] = None,
-    dtype: Annotated[str | None, setting_option("dtype", "float32|bfloat16")] = None,
-    kv_dtype: Annotated[str | None, setting_option("kv_dtype", "float32|bfloat16")] = None,
-    attention: Annotated[str | None, setting_option("attention", "direct|gather")] = None,
-    capture: Annotated[str | None, setting_option("capture", "off|auto|required")] = None,
-    arm: Annotated[str | None, setting_option("arm", "eager|hostfree|captured")] = None,
-    slots: Annotated[int | None, setting_option("slots", "N")] = None,
-    block_size: Annotated[int | None, setting_option("block_size", "N")] = None,
-    num_blocks: Annotated[int | None, setting_option("num_blocks", "N")] = None,
-    max_len: Annotated[int | None, setting_option("max_len", "N")] = None,
-    threads: Annotated[int | None, setting_option("threads", "N")] = None,
-    read_behind: Annotated[int | None, setting_option("read_behind", "N")] = None,
-    max_rewarm: Annotated[int | None, setting_option("max_rewarm", "N")] = None,
-    cache_dir: Annotated[Path | None, setting_option("cache_dir", "PATH")] = None,
+    report: Annotated[
+        str | None, typer.Option(help="Write the engine's report: JSON, or Prometheus text to *.prom.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Continue prompts with a model.
 
-    Greedy: the same prompt gives the same text on every backend.
+    Greedy unless a temperature is given: the same prompt gives the same text on every backend.
     """
-    settings = resolve_settings(
-        context,
-        model=model,
-        backend=backend,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        attention=attention,
-        capture=capture,
-        arm=arm,
-        slots=slots,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_len=max_len,
-        threads=threads,
-        read_behind=read_behind,
-        max_rewarm=max_rewarm,
-        cache_dir=cache_dir,
-    )
     texts = collect_prompts(prompts or [], prompt_file)
     if settings.model is None:
         raise InvalidSetting("no model; give --model PATH or NAME ('forebay model list' shows the names)")
-    with progress_bars(context) as bars:
-        results, report = _run(settings, texts, max_tokens=max_tokens, ignore_eos=ignore_eos, bars=bars)
-    failed = [f"prompt {n}: {result.error}" for n, result in enumerate(results, start=1) if result.error is not None]
+    if as_stream and as_json:
+        raise InvalidInput("--stream prints text as it comes, --json one object at the end; give one of the two")
+    file = None if report is None else ReportFile.at(report)
+    params = _sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=tuple(stop) if stop else None,
+        stop_token_ids=tuple(stop_token_id) if stop_token_id else None,
+        logprobs=logprobs,
+        n=n,
+        ignore_eos=ignore_eos,
+    )
+    with ExitStack() as opened:
+        with progress_bars(context) as bars:
+            engine = _open_engine(settings, bars, opened)
+            results = [] if as_stream else _finish(engine, texts, params, bars)
+        if as_stream:  # behind the bars, which have the terminal for themselves
+            results = _print_as_it_comes(engine, texts, params)
+        told = engine.report()
     if as_json:
         prompted = zip(texts, results, strict=True)
-        print_json({"results": [_as_data(text, result) for text, result in prompted], "report": report})
-    else:
-        for result in results:
-            print(result.text)
-    for message in failed:
-        print_error(message)
-    if failed:
-        raise typer.Exit(1)
+        print_json({"results": [{"prompt": text, **_as_data(result)} for text, result in prompted], "report": told})
+    elif not as_stream:
+        for sample in itertools.chain.from_iterable(result.samples for result in results):
+            print(sample.text)
+    if file is not None:
+        file.write(told)
+    _tell_failures(results)
 
 
 def collect_prompts(given: Sequence[str], prompt_file: str | None) -> list[str]:
@@ -113,36 +119,87 @@ def collect_prompts(given: Sequence[str], prompt_file: str | None) -> list[str]:
     return prompts
 
 
-def _run(
-    settings: Settings, texts: Sequence[str], *, max_tokens: int, ignore_eos: bool, bars: Bars
-) -> tuple[list[GenerationResult], dict[str, Any]]:
-    """Load the model, open the backend, decode, close: results in the order of the prompts, and the engine's report."""
-    # Imported here because numpy, tokenizers and the model code take long, and "forebay --help" needs none of them.
-    from forebay.runtime import Engine, SamplingParams, load_model, open_backend
+def _sampling_params(**given: Any) -> SamplingParams:
+    """What the options ask for; what is None keeps its default.
+
+    Raises:
+        InvalidInput: a value out of its range.
+    """
+    # Imported here because numpy takes long, and "forebay --help" does not need it.
+    from forebay.runtime import SamplingParams
+
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _open_engine(settings: Settings, bars: Bars, opened: ExitStack) -> Engine:
+    """Load the model, open the backend and make the engine; ``opened`` closes them."""
+    from forebay.runtime import Engine, load_model, open_backend
 
     manager = PluginManager.discover()
     trace = settings.trace("backend")
     # Before a model is fetched: a backend that cannot be had should cost nothing.
     select(settings.backend, trace.source, trace.origin, manager, Requirements.from_settings(settings))
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
     model = load_model(settings=settings, progress=bars.for_bytes(str(settings.model)))
     needs = {"head_dim": model.config.head_dim, "kv_dtype": settings.kv_dtype or model.dtype}
     require = Requirements(needs, dict.fromkeys(needs, f"model {model.name}"))
-    with open_backend(settings=settings, require=require, manager=manager) as backend:
-        load_progress = bars.for_count("loading weights")
-        with Engine(model, backend, settings=settings, progress=load_progress) as engine:
-            count, total = bars.for_count("generating"), len(texts) * max_tokens
-            made = itertools.count(1)
-            results = engine.generate(list(texts), params, on_token=lambda _request, _token: count(next(made), total))
-            return results, engine.report()
+    backend = opened.enter_context(open_backend(settings=settings, require=require, manager=manager))
+    progress = bars.for_count("loading weights")
+    return opened.enter_context(Engine(model, backend, settings=settings, progress=progress))
 
 
-def _as_data(prompt: str, result: GenerationResult) -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "prompt_token_ids": list(result.prompt_token_ids),
-        "token_ids": list(result.token_ids),
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        "error": None if result.error is None else str(result.error),
-    }
+def _finish(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, bars: Bars) -> list[GenerationResult]:
+    """Results in the order of the prompts."""
+    count, total = bars.for_count("generating"), len(prompts) * params.max_tokens * params.n
+    made = itertools.count(1)
+    return engine.generate(prompts, params, on_token=lambda _request, _token: count(next(made), total))
+
+
+def _print_as_it_comes(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> list[GenerationResult]:
+    """Print each prompt's samples, the first of them as its text comes; the prompts behind it run meanwhile."""
+    coming = deque([engine.check(prompt, params) for prompt in prompts])
+    streams: deque[Stream] = deque()
+    results = []
+    while coming or streams:
+        while coming and (engine.has_room or not streams):
+            streams.append(engine.follow(coming.popleft()))
+        results.append(_print_stream(streams.popleft()))
+    return results
+
+
+def _print_stream(stream: Stream) -> GenerationResult:
+    try:
+        for piece in stream:
+            if piece.sample == 0:
+                print(piece.text, end="", flush=True)
+    except ForebayError:
+        if not stream.finished:
+            raise
+    print()
+    for sample in stream.result.others:
+        print(sample.text)
+    return stream.result
+
+
+def _tell_failures(results: Sequence[GenerationResult]) -> None:
+    """One line for each sample that could not be finished, and exit code 1 if there is one."""
+    errors = [(i, sample.error) for i, result in enumerate(results, start=1) for sample in result.samples]
+    failed = [f"prompt {i}: {error}" for i, error in errors if error is not None]
+    for message in failed:
+        print_error(message)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _as_data(result: GenerationResult) -> dict[str, Any]:
+    """Every field of a result as plain data, those of its further samples too."""
+    data = {field.name: _plain(getattr(result, field.name)) for field in fields(result)}
+    data["others"] = [_as_data(other) for other in result.others]
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Exception):
+        return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -164,7 +164,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(InvalidInput, match=r"report\.json' cannot be written: no space"):
         file.write({"turn": 2})
     assert json.loads((tmp_path / "report.json").read_text()) == {"turn": 1}
     assert [f.name for f in tmp_path.iterdir()] == ["report.json"]
