@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
@@ -26,6 +26,27 @@ BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
 def int32(*rows: Any) -> Array:
     """One argument a row: ``int32(5, 0)`` are two lengths, ``int32([1, 2], [3, 4])`` is a table of two rows."""
     return np.array(rows, np.int32)
+
+
+class Sizes(TypedDict, total=False):
+    """Keyword arguments of :func:`geometry`, which are fields of ``KVGeometry``."""
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    dtype: str
+    value_head_dim: int | None
+
+
+class Params(TypedDict, total=False):
+    """Fields of ``AttentionParams``, with ``sinks`` float32 ``[Hq]`` on the host."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Array | None
 
 
 # -- pools ---------------------------------------------------------------------------------------------------------------
@@ -48,13 +69,12 @@ def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, 
     backend.release(pool)
 
 
-def geometry(layout: str = "NHD", **sizes: Any) -> KVGeometry:
+def geometry(layout: str = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
     """Sizes that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
-    sizes = {"num_blocks": 4, "block_size": 4, "num_kv_heads": 2, "head_dim": 8} | sizes
-    if layout == "LATENT":
-        dim = sizes["head_dim"]
-        sizes |= {"num_kv_heads": 1, "value_head_dim": sizes.get("value_head_dim") or max(1, dim - dim // 3)}
-    return KVGeometry(**sizes)
+    g = replace(KVGeometry(4, 4, 2, 8), **changes)
+    if layout != "LATENT":
+        return g
+    return replace(g, num_kv_heads=1, value_head_dim=g.value_head_dim or max(1, g.head_dim - g.head_dim // 3))
 
 
 def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = None, layer: int = 0) -> None:
@@ -143,12 +163,13 @@ class Scene:
         return replace(self, q=self.q[pick], table=self.table[pick], visible=self.visible[pick])
 
     def decode(
-        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Any
+        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Unpack[Params]
     ) -> tuple[Array, Array]:
         """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend; ``host`` hands over numpy table and visible."""
         b = self.backend
-        if params.get("sinks") is not None:
-            params["sinks"] = b.to_device(params["sinks"])
+        sinks = params.get("sinks")
+        if sinks is not None:
+            params["sinks"] = b.to_device(sinks)
         table, visible = (x if host else b.to_device(x) for x in (self.table, self.visible))
         out, lse = b.paged_decode(
             b.to_device(self.q, q_dtype),
@@ -164,11 +185,11 @@ class Scene:
         assert b.xp.dtype(out) == q_dtype
         return b.to_host(out), b.to_host(lse)
 
-    def expect(self, **params: Any) -> oracle.Attention:
+    def expect(self, **params: Unpack[Params]) -> oracle.Attention:
         arrays = oracle.stored(self.backend, self.pool, 0)
         return oracle.attend(self.pool, arrays, self.q, self.table, self.visible, table_len=self.table_len, **params)
 
-    def check(self, *, path: str = "direct", **params: Any) -> tuple[Array, Array]:
+    def check(self, *, path: str = "direct", **params: Unpack[Params]) -> tuple[Array, Array]:
         """Hold the result against the oracle, within clause D6; returns out and lse."""
         before = self.pool.invalid
         out, lse = self.decode(path=path, **params)
@@ -199,7 +220,7 @@ def scene(
     query_len: int = 1,
     extra_width: int = 2,
     seed: int = 0,
-    **sizes: Any,
+    **sizes: Unpack[Sizes],
 ) -> Iterator[Scene]:
     """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
 

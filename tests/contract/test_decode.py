@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.contract import oracle
 from tests.contract.kv import (
     KV_DTYPES,
     LAYOUTS,
+    Params,
     Scene,
     int32,
     mean_of_values,
@@ -26,6 +28,7 @@ from tests.contract.kv import (
     slot,
     tolerance,
 )
+from tests.contract.oracle import Array
 
 HEAD_SIZES = (1, 17, 32, 64, 80, 96, 100, 128, 192)
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 20)
@@ -97,7 +100,7 @@ def test_long_sequences_beside_short_ones(backend: Backend, dtype: str, dim: int
 
 
 SINKS = np.linspace(-3, 3, 6, dtype=np.float32)
-PARAMS: dict[str, dict[str, Any]] = {
+PARAMS: dict[str, Params] = {
     "scale": {"scale": 0.31},
     "negative scale": {"scale": -0.2},
     "zero scale": {"scale": 0.0},
@@ -116,8 +119,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PARAMS)
 def test_every_parameter(backend: Backend, name: str, path: str) -> None:
     for dtype, query_len in (("float32", 1), ("bfloat16", 3)):
-        options = {"heads": 6, "head_dim": 32, "block_size": 8, "dtype": dtype, "query_len": query_len}
-        with scene(backend, (3, 0, 8, 40, 600), **options) as s:
+        lengths = (3, 0, 8, 40, 600)
+        with scene(backend, lengths, heads=6, head_dim=32, block_size=8, dtype=dtype, query_len=query_len) as s:
             s.check(path=path, **PARAMS[name])
 
 
@@ -197,7 +200,7 @@ def test_any_call_meets_the_oracle(backend: Backend, data: st.DataObject) -> Non
     layout = draw(st.sampled_from(LAYOUTS))
     kv_heads = 1 if layout == "LATENT" else draw(st.integers(1, 3))
     heads = kv_heads * draw(st.sampled_from(GROUPS))
-    params: dict[str, Any] = {
+    params: Params = {
         "scale": draw(st.none() | st.floats(-1, 1)),
         "window": draw(st.none() | st.integers(1, 80)),
         "softcap": draw(st.none() | st.floats(0.5, 50)),
@@ -283,8 +286,12 @@ def test_one_key_that_outweighs_all_others(backend: Backend) -> None:
 @pytest.mark.parametrize("q_dtype", ["float32", "bfloat16", "float16"])
 def test_the_output_has_the_dtype_of_q(backend: Backend, q_dtype: str, kv_dtype: str) -> None:
     with scene(backend, (5, 33, 0), heads=4, head_dim=64, dtype=kv_dtype) as s:
-        rounded = {"bfloat16": oracle.round_to_bfloat16, "float16": lambda x: x.astype(np.float16).astype(np.float32)}
-        s.q = rounded[q_dtype](s.q) if q_dtype in rounded else s.q
+        rounded: dict[str, Callable[[Array], Array]] = {
+            "float32": lambda x: x,
+            "bfloat16": oracle.round_to_bfloat16,
+            "float16": lambda x: x.astype(np.float16).astype(np.float32),
+        }
+        s.q = rounded[q_dtype](s.q)
         out, lse = s.decode(q_dtype=q_dtype)
         want = s.expect()
         limit = max(tolerance(backend, q_dtype), tolerance(backend, kv_dtype))

@@ -414,9 +414,9 @@ def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.Data
         for b in range(len(lengths)):
             for column in draw(st.lists(st.integers(0, s.table_len - 1), max_size=4)):
                 s.table[b, column] = draw(st.sampled_from(bad))
-        params = {"window": draw(st.none() | st.integers(1, 20))}
-        direct = s.check(**params)
-        gather = s.check(path="gather", **params)
+        window = draw(st.none() | st.integers(1, 20))
+        direct = s.check(window=window)
+        gather = s.check(path="gather", window=window)
         same_bits(direct[0], gather[0])
         same_bits(direct[1], gather[1])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from tests.contract.kv import (
 )
 from tests.contract.oracle import Array
 
-Where = Callable[[Backend, Array], Any]
+Where = Callable[[Backend, npt.ArrayLike], Any]
 HOST: Where = lambda _, ids: np.asarray(ids, np.int32)  # noqa: E731
 DEVICE: Where = lambda backend, ids: backend.to_device(np.asarray(ids, np.int32))  # noqa: E731
 BOTH = pytest.mark.parametrize("where", [HOST, DEVICE], ids=["host", "device"])

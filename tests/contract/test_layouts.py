@@ -18,6 +18,7 @@ from tests.contract import oracle
 from tests.contract.kv import (
     KV_DTYPES,
     LAYOUTS,
+    Sizes,
     geometry,
     int32,
     mean_of_values,
@@ -133,8 +134,8 @@ def test_the_backend_chooses_a_layout_it_supports(backend: Backend) -> None:
         ("TOKEN_MAJOR", {}, "belongs to the unified pool"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused(backend: Backend, layout: str, sizes: dict[str, int], says: str) -> None:
-    g = KVGeometry(**({"num_blocks": 4, "block_size": 4, "num_kv_heads": 2, "head_dim": 8} | sizes))
+def test_a_layout_that_does_not_fit_is_refused(backend: Backend, layout: str, sizes: Sizes, says: str) -> None:
+    g = replace(KVGeometry(4, 4, 2, 8), **sizes)
     with refused(backend, InvalidLayout, says):
         backend.create_pool(g, layout)
 

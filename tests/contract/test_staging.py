@@ -44,19 +44,21 @@ G = KVGeometry(8, 4, 2, 6, num_layers=2)
 
 def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, Array]:
     """Host KV as the device will hold it: float32 values, or uint16 bit patterns of bfloat16."""
-    k, v = np.random.default_rng(seed).standard_normal((2, blocks, g.block_size, g.num_kv_heads, g.head_dim))
-    if g.dtype == "float32":
-        return k.astype(np.float32), v.astype(np.float32)
-    return tuple((x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for x in (k, v))  # type: ignore[return-value]
+    shape = (2, blocks, g.block_size, g.num_kv_heads, g.head_dim)
+    both = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    k, v = both if g.dtype == "float32" else (both.view(np.uint32) >> 16).astype(np.uint16)
+    return k, v
 
 
 def values(x: Array) -> Array:
     return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
 
 
-def stage(b: Backend, k: Any, v: Any, shadow: Pool, src: Any, dst: Any, tokens: Any, **options: Any) -> None:
-    options = {"layer": 0, "dtype": shadow.geometry.dtype} | options
-    layer = options.pop("layer")
+def stage(
+    b: Backend, k: Any, v: Any, shadow: Pool, src: Any, dst: Any, tokens: Any, layer: Any = 0, **options: Any
+) -> None:
+    """Stage with the shadow's own dtype unless ``options`` name another; untyped, for wrong types are refused as well."""
+    options.setdefault("dtype", shadow.geometry.dtype)
     b.stage(k, v, shadow, layer, src_blocks=src, dst_blocks=dst, tokens=tokens, **options)
 
 
@@ -155,9 +157,9 @@ VIEWS: tuple[Callable[[Array, Array], tuple[Array, Array]], ...] = (
 def test_a_strided_view_needs_the_callers_word(backend: Backend, shadow: Shadow, view: Any) -> None:
     k, v = host_kv()
     k_view, v_view = view(k, v)
-    for pair in ((k_view, v), (k, v_view), (k_view, v_view)):
+    for k_given, v_given in ((k_view, v), (k, v_view), (k_view, v_view)):
         with refused(backend, InvalidLayout, r"a non-contiguous view .*pass accept_strided=True", shadow):
-            stage(backend, *pair, shadow, [0], [1], 4)
+            stage(backend, k_given, v_given, shadow, [0], [1], 4)
     stage(backend, k_view, v_view, shadow, [3], [1], 4, accept_strided=True)
     got = content(backend, shadow, 1, 4)
     same_bits(got[0], np.ascontiguousarray(k_view[3]))
@@ -272,7 +274,9 @@ def test_a_wrong_request_stages_nothing(
             request["k"],
             request["v"],
             shadow,
-            *(request[x] for x in ("src", "dst", "tokens")),
+            request["src"],
+            request["dst"],
+            request["tokens"],
             layer=request["layer"],
         )
     with pytest.raises(StaleShadow):

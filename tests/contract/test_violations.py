@@ -67,7 +67,7 @@ class Desk:
         return (*self.reads, self.y, self.other, self.spare, self.pool, self.other_pool, self.shadow)
 
     def decode(self, b: Backend, **changes: Any) -> Any:
-        arguments = {
+        arguments: dict[str, Any] = {
             "q": self.rows.get(),
             "pool": self.pool,
             "layer": 0,
@@ -78,7 +78,7 @@ class Desk:
         return b.paged_decode(**(arguments | changes))
 
     def write(self, b: Backend, **changes: Any) -> None:
-        arguments = {"loc": WriteLoc.slots(self.ids.get()), "k": self.rows.get(), "v": self.rows.get()}
+        arguments: dict[str, Any] = {"loc": WriteLoc.slots(self.ids.get()), "k": self.rows.get(), "v": self.rows.get()}
         self.pool.write(0, **(arguments | changes))
 
 
@@ -94,12 +94,12 @@ def desk(backend: Backend) -> Iterator[Desk]:
         "other": HOST + 1,
     }
     made = {name: backend.buffer(name, host) for name, host in buffers.items()}
-    pools = {name: backend.create_pool(G) for name in ("pool", "other_pool")}
+    pool, other_pool = backend.create_pool(G), backend.create_pool(G)
     shadow = backend.create_shadow(G)
     spare = backend.reserve("spare", (4,), "float32")
     backend.zero(spare)
-    for pool in (*pools.values(), shadow):
-        poison(backend, pool)
+    for each in (pool, other_pool, shadow):
+        poison(backend, each)
     quiet = Segment("quiet", lambda b: ({}, {"x": made["x"].get() + 0}), reads=(made["x"],))
     tickets = [backend.run(quiet), backend.run(quiet)]
     tickets[1].get()
@@ -116,8 +116,15 @@ def desk(backend: Backend) -> Iterator[Desk]:
     trace = backend.capture(quiet)
     yield Desk(
         backend,
-        **made,
-        **pools,
+        x=made["x"],
+        y=made["y"],
+        ids=made["ids"],
+        rows=made["rows"],
+        table=made["table"],
+        seen=made["seen"],
+        other=made["other"],
+        pool=pool,
+        other_pool=other_pool,
         **closed,
         spare=spare,
         shadow=shadow,
@@ -127,7 +134,8 @@ def desk(backend: Backend) -> Iterator[Desk]:
         trace=trace,
     )
     backend.release(trace)
-    for thing in (*made.values(), *pools.values(), shadow, spare):
+    things: tuple[Buffer | Pool, ...] = (*made.values(), pool, other_pool, shadow, spare)
+    for thing in things:
         backend.release(thing)
 
 

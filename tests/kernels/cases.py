@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,19 @@ Array = npt.NDArray[Any]
 Dtype = Literal["float32", "bfloat16"]
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "REVERSED", "SPARSE")
 POISON = (np.float32(np.nan), np.float32(np.inf), np.float32(-np.inf))
+
+
+class Options(TypedDict):
+    """What the kernel and the oracle take beside arrays: where blocks lie, and the parameters of attention."""
+
+    table_len: int
+    first_block: int
+    num_blocks: int
+    block_size: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Array | None
 
 
 def poisoned(shape: tuple[int, ...], dtype: Dtype, rng: np.random.Generator) -> Array:
@@ -74,7 +87,7 @@ class Case:
     v: Array
     table: Array
     visible: Array
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options
 
     @property
     def dtype(self) -> Dtype:
@@ -89,7 +102,8 @@ class Case:
     def run(self, **more: Any) -> tuple[Array, Array, int]:
         """out, lse and the number of invalid blocks from the kernel."""
         out, lse, invalid = self.outputs()
-        prepare(self.q, self.k, self.v, self.table, self.visible, out, lse, invalid, **{**self.options, **more})()
+        options: dict[str, Any] = {**self.options, **more}
+        prepare(self.q, self.k, self.v, self.table, self.visible, out, lse, invalid, **options)()
         return out, lse, int(invalid[0])
 
     def expect(self) -> oracle.Result:
@@ -129,7 +143,9 @@ def make(
     sink: bool = True,
     seed: int = 0,
     magnitude: float = 1.0,
-    **options: Any,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
 ) -> Case:
     """A case with live rows exactly where ``lengths`` says; every other byte of storage, table and outputs is poison.
 
@@ -157,14 +173,17 @@ def make(
         v[pages, positions % block_size] = encode(rows[1, ..., :v_dim], dtype)
         k[pages, positions % block_size] = encode(rows[0, ..., :dim], dtype)
     q = (rng.standard_normal((len(lengths), query_len, heads, dim)) * magnitude).astype(np.float32)
-    settings = {
+    options: Options = {
         "table_len": table_len,
         "first_block": first,
         "num_blocks": num_blocks,
         "block_size": block_size,
-        "scale": dim**-0.5,
+        "scale": dim**-0.5 if scale is None else scale,
+        "window": window,
+        "softcap": softcap,
+        "sinks": None,
     }
-    return Case(q, k, v, table, np.array(lengths, np.int32), {**settings, **options})
+    return Case(q, k, v, table, np.array(lengths, np.int32), options)
 
 
 def relocate(
@@ -186,5 +205,11 @@ def relocate(
             source = (case.table[b, position // old], position % old)
             target = (table[b, position // new], position % new)
             k[target], v[target] = case.k[source], case.v[source]
-    options = {**case.options, "table_len": table_len, "first_block": 1, "num_blocks": num_blocks, "block_size": new}
+    options: Options = {
+        **case.options,
+        "table_len": table_len,
+        "first_block": 1,
+        "num_blocks": num_blocks,
+        "block_size": new,
+    }
     return Case(case.q, k, v, table, case.visible, options)

@@ -39,7 +39,8 @@ def round_to_bfloat16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16
     below = bits >> np.uint32(16)
     distance = (bits & np.uint32(0xFFFF)).astype(np.int64)
     up = (distance > 32768) | ((distance == 32768) & (below % 2 == 1))
-    return (below + up).astype(np.uint16)
+    rounded: npt.NDArray[np.uint16] = (below + up).astype(np.uint16)
+    return rounded
 
 
 def attend(
