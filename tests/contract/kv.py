@@ -13,11 +13,14 @@ import pytest
 
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
+from forebay.specs.geometry import storage_shapes
 from tests.contract import oracle
 from tests.contract.oracle import Array
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16")
+HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16}
+"""What numpy holds of a dtype; of bfloat16 the bit patterns."""
 POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
 BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
 """Block ids no pool here holds: whoever follows one leaves the pool."""
@@ -95,9 +98,32 @@ def put_values(backend: Backend, pool: Pool, slots: Sequence[int], values: Seque
     put(backend, pool, slots, k, v)
 
 
+def device_rows(backend: Backend, g: KVGeometry, values: Any, dtype: str | None = None) -> tuple[Any, Any]:
+    """Device rows that hold one number each, in K and, negated, in V (None in LATENT)."""
+    ones = np.ones((len(values), g.num_kv_heads, g.key_dim), np.float32)
+    k = np.array(values, np.float32)[:, None, None] * ones
+    v = None if g.value_head_dim is not None else backend.to_device(-k, dtype)
+    return backend.to_device(k, dtype), v
+
+
+def held(backend: Backend, pool: Pool, slots: Any, layer: int = 0) -> Array:
+    """The first element of K at each slot, as the device stores it (not through a door)."""
+    slots, bs = np.asarray(slots), pool.geometry.block_size
+    arrays = oracle.stored(backend, pool, layer)
+    return oracle.rows_at(pool.layout, arrays, pool.geometry, slots // bs, slots % bs)[0][:, 0, 0]
+
+
 def slot(pool: Pool, block: int, offset: int = 0) -> int:
     """The slot of a block counted without the sink: block 0 is the pool's first usable one."""
     return (block + pool.first_block) * pool.geometry.block_size + offset
+
+
+def storage(layout: str, g: KVGeometry, fill: float = np.nan) -> Any:
+    """Foreign memory for one layer, as ``wrap_pool`` takes it: an array, or a pair."""
+    arrays = tuple(np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g))
+    if g.dtype == "bfloat16":
+        arrays = tuple(oracle.upper_halves(a) for a in arrays)
+    return arrays if len(arrays) > 1 else arrays[0]
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -259,3 +285,14 @@ def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[i
     out = backend.to_host(backend.paged_decode(q, pool, 0, table, np.array(visible, np.int32), **options))
     np.testing.assert_array_equal(out, np.broadcast_to(out[:, :1, :1], out.shape))
     return out[:, 0, 0]
+
+
+def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None) -> Array:
+    """The bits of a row over ``blocks`` under a fixed query."""
+    g = pool.geometry
+    q = np.linspace(-1, 1, 2 * g.num_kv_heads * g.key_dim, dtype=np.float32).reshape(1, -1, g.key_dim)
+    visible = len(blocks) * g.block_size if visible is None else visible
+    out, lse = backend.paged_decode(
+        backend.to_device(q), pool, 0, int32(blocks), int32(visible), table_len=len(blocks), return_lse=True
+    )
+    return np.append(backend.to_host(out), backend.to_host(lse))

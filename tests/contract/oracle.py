@@ -95,6 +95,16 @@ def attend(
     return result
 
 
+def upper_halves(x: Array) -> Array:
+    """The upper 16 bits of each float32, uint16: a bfloat16 pattern, cut off and not rounded."""
+    return (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def values(stored: Array) -> Array:
+    """float32 values of host KV: float32, or uint16 patterns of bfloat16."""
+    return stored if stored.dtype == np.float32 else (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def round_to_bfloat16(x: Array) -> Array:
     """Nearest bfloat16 of finite float32, ties to even, as float32: found by comparing both neighbours."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from tests.contract.kv import (
     LAYOUTS,
     Params,
     Scene,
+    geometry,
     int32,
     mean_of_values,
     new_pool,
@@ -170,7 +170,7 @@ def test_a_3d_query_is_one_query(backend: Backend) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_window_counts_the_current_token(backend: Backend, layout: str, query_len: int) -> None:
     """Equal keys, V = t: the mean of the last W tokens, in decode and as the last rows of a prefill."""
-    with new_pool(backend, geometry_of(layout), layout) as pool:
+    with new_pool(backend, geometry(layout, head_dim=4), layout) as pool:
         put_values(backend, pool, [slot(pool, 0, t) for t in range(6)], range(6))
         table = int32([pool.first_block, pool.first_block + 1])
         for window in (1, 2, 3, 4, 5, 6, 7, 100):
@@ -186,11 +186,6 @@ def test_a_window_counts_the_current_token(backend: Backend, layout: str, query_
                     want = np.mean(range(max(0, end - window), end)) if end > 0 else 0.0
                     assert got[t] == pytest.approx(want, rel=1e-6), (window, length, t)
         assert mean_of_values(backend, pool, table, [6], params=AttentionParams(window=4))[0] == pytest.approx(3.5)
-
-
-def geometry_of(layout: str) -> KVGeometry:
-    latent = layout == "LATENT"
-    return KVGeometry(4, 4, 1 if latent else 2, 4, value_head_dim=3 if latent else None)
 
 
 @pytest.mark.clause("D6", "D5")
@@ -234,7 +229,7 @@ def test_what_lies_behind_the_visible_range_never_leaks(
     backend: Backend, layout: str, path: str, where: str, bad: float
 ) -> None:
     """V rows [1, 3] and equal keys give 2.0, whatever the rest of the block holds, written there through the door."""
-    g = geometry_of(layout)
+    g = geometry(layout, head_dim=4)
     with new_pool(backend, g, layout) as pool:
         tail = [slot(pool, 0, t) for t in range(2, 4)]
         k = np.full((2, g.num_kv_heads, g.key_dim), bad if where != "v" else 0, np.float32)
