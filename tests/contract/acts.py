@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.specs import (
-    AttentionParams,
-    Backend,
-    WriteLoc,
-)
+from forebay.specs import AttentionParams, Backend, WriteLoc
 from tests.contract.desk import HOST, Desk, G
 from tests.contract.kv import int32
 
@@ -141,9 +137,7 @@ HOST_API: dict[str, tuple[Act, str]] = {
 """Acts of the public API: refused while a Segment is evaluated, in ``run`` as in ``capture``."""
 
 READ = r"(?i)host read|host value|concret"
-
 CLOSED = r"no declared Buffer holds|closed over"
-
 ARRAY_ACTS: dict[str, tuple[Act, str]] = {
     "bool": (lambda b, d: bool(d.x.get()[0]), READ),
     "int": (lambda b, d: int(d.ids.get()[0]), READ),

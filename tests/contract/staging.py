@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.specs import (
-    Backend,
-    KVGeometry,
-    Pool,
-)
+from forebay.specs import Backend, KVGeometry, Pool
 from tests.contract import oracle
 from tests.contract.oracle import Array
 

@@ -12,13 +12,7 @@ import pytest
 from forebay.specs import Backend, KVGeometry, Pool, WriteLoc
 from forebay.specs.geometry import storage_shapes
 from tests.contract import oracle
-from tests.contract.kv import (
-    HOST_DTYPE,
-    KV_DTYPES,
-    decode_bits,
-    put,
-    same_bits,
-)
+from tests.contract.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same_bits
 from tests.contract.oracle import Array
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it

@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.runtime import open_backend
-from forebay.specs import (
-    AttentionParams,
-    Backend,
-    BlockTable,
-    InvalidInput,
-    InvalidLayout,
-    KVGeometry,
-    Pool,
-    WriteLoc,
-)
+from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, InvalidLayout, KVGeometry, Pool, WriteLoc
 from tests.contract.kv import (
     Scene,
     geometry,

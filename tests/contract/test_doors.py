@@ -31,11 +31,8 @@ from tests.contract.kv import (
 )
 
 Where = Callable[[Backend, npt.ArrayLike], Any]
-
 HOST: Where = lambda _, ids: np.asarray(ids, np.int32)  # noqa: E731
-
 DEVICE: Where = lambda backend, ids: backend.to_device(np.asarray(ids, np.int32))  # noqa: E731
-
 BOTH = pytest.mark.parametrize("where", [HOST, DEVICE], ids=["host", "device"])
 
 

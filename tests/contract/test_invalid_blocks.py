@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import (
-    Backend,
-)
+from forebay.specs import Backend
 from tests.contract.kv import (
     BAD_BLOCKS,
     LAYOUTS,

@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import (
-    Backend,
-    CaptureViolation,
-    Pool,
-    Segment,
-    Shadow,
-    StaleShadow,
-    Unsupported,
-    WriteLoc,
-)
-from tests.contract.kv import (
-    int32,
-    poison,
-    refused,
-    same_bits,
-    unchanged,
-)
+from forebay.specs import Backend, CaptureViolation, Pool, Segment, Shadow, StaleShadow, Unsupported, WriteLoc
+from tests.contract.kv import int32, mean_of_values, poison, refused, same_bits, unchanged
 from tests.contract.staging import G, host_kv, stage
 
 # -- S5 --------------------------------------------------------------------------------------------------------------------
@@ -104,9 +89,8 @@ def test_a_tickets_zeros_stay_when_the_reserve_is_used_again(backend: Backend, h
 
 
 def attend(b: Backend, shadow: Pool, table: Any, visible: int, path: str = "direct") -> float:
-    q = b.to_device(np.zeros((1, 2, 6), np.float32))
-    out = b.paged_decode(q, shadow, 0, table, int32(visible), table_len=2, path=path)
-    return float(b.to_host(out)[0, 0, 0])
+    """What a row sees of ``visible`` tokens: the mean of their values."""
+    return float(mean_of_values(b, shadow, table, [visible], table_len=2, path=path)[0])
 
 
 @pytest.mark.clause("S6", "D2")

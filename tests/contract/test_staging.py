@@ -24,15 +24,7 @@ from forebay.specs import (
     WriteLoc,
 )
 from tests.contract import oracle
-from tests.contract.kv import (
-    KV_DTYPES,
-    geometry,
-    int32,
-    new_pool,
-    poison,
-    refused,
-    same_bits,
-)
+from tests.contract.kv import KV_DTYPES, geometry, int32, new_pool, poison, refused, same_bits
 from tests.contract.oracle import Array
 from tests.contract.staging import G, host_kv, stage
 

@@ -21,15 +21,7 @@ from forebay.specs import (
     Trace,
     WriteLoc,
 )
-from tests.contract.kv import (
-    LAYOUTS,
-    geometry,
-    int32,
-    new_pool,
-    put_values,
-    same_bits,
-    unchanged,
-)
+from tests.contract.kv import LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
 from tests.contract.steps import decoder, everything, same_emits
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import (
-    Backend,
-    CaptureViolation,
-    ColdCapture,
-    Segment,
-)
+from forebay.specs import Backend, CaptureViolation, ColdCapture, Segment
 from tests.contract.acts import ACTS, HOST_API, Act
 from tests.contract.desk import Desk, open_desk
 from tests.contract.kv import bytes_of, unchanged
