@@ -1,12 +1,9 @@
-"""Fixtures of the runtime tests: one backend, one tiny model, the real model and its reference tokens."""
+"""Fixtures of the runtime tests: one backend, one tiny model and the real one."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numba
 import pytest
@@ -19,16 +16,10 @@ from forebay.specs import Backend
 from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
 from tests.runtime.scene import Scene, scene_engine
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_fp32.json"
-
 
 @pytest.fixture(autouse=True)
-def plain_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings from the machine the tests run on."""
-    for name in list(os.environ):
-        if name.startswith("FOREBAY_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+def surroundings(plain_surroundings: None) -> None:
+    """Every test of this folder has them plain."""
 
 
 @pytest.fixture(scope="package")
@@ -60,13 +51,6 @@ def tiny_model(tiny_folder: Path) -> Model:
 def smollm2() -> Model:
     """SmolLM2-135M in float32, fetched into the user's model cache when it is not there."""
     return load_model(fetch("smollm2-135m", cache_dir=user_cache_dir()), dtype="float32")
-
-
-@pytest.fixture(scope="session")
-def golden() -> list[dict[str, Any]]:
-    """The reference prompts with their ids and greedy continuations."""
-    items: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["items"]
-    return items
 
 
 @pytest.fixture(scope="package")
