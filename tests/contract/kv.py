@@ -14,8 +14,9 @@ import pytest
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
 from forebay.specs.geometry import storage_shapes
+from tests import attention
+from tests.attention import Array, Attention
 from tests.contract import oracle
-from tests.contract.oracle import Array
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16")
@@ -120,10 +121,10 @@ def slot(pool: Pool, block: int, offset: int = 0) -> int:
 
 def storage(layout: str, g: KVGeometry, fill: float = np.nan) -> Any:
     """Foreign memory for one layer, as ``wrap_pool`` takes it: an array, or a pair."""
-    arrays = tuple(np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g))
+    arrays: list[Array] = [np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g)]
     if g.dtype == "bfloat16":
-        arrays = tuple(oracle.upper_halves(a) for a in arrays)
-    return arrays if len(arrays) > 1 else arrays[0]
+        arrays = [attention.upper_halves(a) for a in arrays]
+    return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class Scene:
         assert b.xp.dtype(out) == q_dtype
         return b.to_host(out), b.to_host(lse)
 
-    def expect(self, **params: Unpack[Params]) -> oracle.Attention:
+    def expect(self, **params: Unpack[Params]) -> Attention:
         arrays = oracle.stored(self.backend, self.pool, 0)
         return oracle.attend(self.pool, arrays, self.q, self.table, self.visible, table_len=self.table_len, **params)
 

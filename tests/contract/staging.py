@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import Backend, KVGeometry, Pool
-from tests.contract import oracle
-from tests.contract.oracle import Array
+from tests import attention
+from tests.attention import Array
 
 G = KVGeometry(8, 4, 2, 6, num_layers=2)
 
@@ -17,7 +17,7 @@ def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, A
     """Host KV as the device will hold it: float32 values, or uint16 bit patterns of bfloat16."""
     shape = (2, blocks, g.block_size, g.num_kv_heads, g.head_dim)
     both = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    k, v = both if g.dtype == "float32" else oracle.upper_halves(both)
+    k, v = both if g.dtype == "float32" else attention.upper_halves(both)
     return k, v
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from forebay.specs import Backend, KVGeometry, Pool, WriteLoc
 from forebay.specs.geometry import storage_shapes
+from tests.attention import Array
 from tests.contract import oracle
 from tests.contract.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same_bits
-from tests.contract.oracle import Array
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
 
@@ -31,7 +31,7 @@ def sweep(backend: Backend, pool: Pool, ids: list[int], tokens: int) -> None:
     offsets = np.arange(tokens)
     for block in ids:
         put(backend, pool, block * g.block_size + offsets, rows[0], rows[1])
-    want = [oracle.round_to_bfloat16(x) for x in rows]
+    want = [oracle.rounded(x) for x in rows]
     for block in ids:
         read = pool.read(0, WriteLoc.slots(block * g.block_size + offsets))
         for held, x in zip(read, want, strict=True):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, KVGeometry
+from tests.attention import Array
 from tests.contract import oracle
 from tests.contract.kv import (
     KV_DTYPES,
@@ -28,7 +29,6 @@ from tests.contract.kv import (
     slot,
     tolerance,
 )
-from tests.contract.oracle import Array
 
 HEAD_SIZES = (1, 17, 32, 64, 80, 96, 100, 128, 192)
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 20)
@@ -283,7 +283,7 @@ def test_the_output_has_the_dtype_of_q(backend: Backend, q_dtype: str, kv_dtype:
     with scene(backend, (5, 33, 0), heads=4, head_dim=64, dtype=kv_dtype) as s:
         rounded: dict[str, Callable[[Array], Array]] = {
             "float32": lambda x: x,
-            "bfloat16": oracle.round_to_bfloat16,
+            "bfloat16": oracle.rounded,
             "float16": lambda x: x.astype(np.float16).astype(np.float32),
         }
         s.q = rounded[q_dtype](s.q)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.runtime import open_backend
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, InvalidLayout, KVGeometry, Pool, WriteLoc
+from tests.attention import Array
 from tests.contract.kv import (
     Scene,
     geometry,
@@ -24,7 +25,6 @@ from tests.contract.kv import (
     scene,
     slot,
 )
-from tests.contract.oracle import Array
 
 
 def page_values(backend: Backend, pool: Pool) -> None:

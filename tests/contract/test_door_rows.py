@@ -48,7 +48,7 @@ def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dt
         pool.write(0, WriteLoc.slots(int32(*slots)), device_k, None if layout == "LATENT" else device_k)
         read = pool.read(0, WriteLoc.slots(int32(*slots)))
         assert [backend.xp.dtype(x) for x in read] == [kv_dtype] * 2
-        want = oracle.round_to_bfloat16(given_k) if kv_dtype == "bfloat16" else given_k
+        want = oracle.rounded(given_k) if kv_dtype == "bfloat16" else given_k
         same_bits(backend.to_host(read[0]), want)
         same_bits(backend.to_host(read[1]), np.ascontiguousarray(want[..., : g.value_dim]))
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, CaptureViolation, InvalidInput, KVGeometry, Segment, WriteLoc
+from tests.attention import Array
 from tests.contract import oracle
 from tests.contract.kv import KV_DTYPES, LAYOUTS, int32, new_pool, put_values, same_bits, slot, unchanged
-from tests.contract.oracle import Array
 from tests.contract.steps import copies, decoder, everything, same_emits, warm_trace
 
 

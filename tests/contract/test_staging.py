@@ -23,9 +23,10 @@ from forebay.specs import (
     UnmarkedWriteLoc,
     WriteLoc,
 )
+from tests import attention
+from tests.attention import Array
 from tests.contract import oracle
 from tests.contract.kv import KV_DTYPES, geometry, int32, new_pool, poison, refused, same_bits
-from tests.contract.oracle import Array
 from tests.contract.staging import G, host_kv, stage
 
 
@@ -67,8 +68,8 @@ def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: st
     for i, (source, to) in enumerate(zip(src, dst, strict=True)):
         rows = min(g.block_size, tokens - i * g.block_size)
         at = to * g.block_size
-        expected[0][at : at + rows] = oracle.values(np.ascontiguousarray(k_view[source, :rows]))
-        expected[1][at : at + rows] = oracle.values(np.ascontiguousarray(v_view[source, :rows]))
+        expected[0][at : at + rows] = attention.values(np.ascontiguousarray(k_view[source, :rows]))
+        expected[1][at : at + rows] = attention.values(np.ascontiguousarray(v_view[source, :rows]))
     for got, want in zip(oracle.rows_at(pool.layout, after[layer], g, block, offset), expected, strict=True):
         same_bits(np.ascontiguousarray(got), np.ascontiguousarray(want))
     backend.release(pool)
@@ -139,7 +140,7 @@ def test_special_bits_survive_staging(backend: Backend) -> None:
         k = np.broadcast_to(patterns.view(np.float32) if dtype == "float32" else patterns, (1, 2, 1, 6)).copy()
         stage(backend, k, k[:, ::-1].copy(), made, [0], [3], 2)
         for got in content(backend, made, 3, 2):
-            same_bits(got, np.ascontiguousarray(oracle.values(k)[0]))
+            same_bits(got, np.ascontiguousarray(attention.values(k)[0]))
         backend.release(made)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, Buffer, InvalidInput, KVGeometry, Segment, Trace, WriteLoc
+from tests.attention import Array
 from tests.contract.kv import int32, new_pool, same_bits, unchanged
-from tests.contract.oracle import Array
 from tests.contract.steps import copies, same_emits
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.specs import Backend, InvalidLayout, KVGeometry, Unsupported, WriteLoc
 from forebay.specs.geometry import storage_shapes
-from tests.contract import oracle
+from tests import attention
+from tests.attention import Array
 from tests.contract.kv import (
     HOST_DTYPE,
     KV_DTYPES,
@@ -28,7 +29,6 @@ from tests.contract.kv import (
     same_bits,
     storage,
 )
-from tests.contract.oracle import Array
 
 
 def parts(arrays: Any) -> list[Array]:
@@ -166,7 +166,9 @@ def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -
     put_values(backend, pool, [4, 5], [1, 3])
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 2
     for array in parts(arrays):
-        assert np.isfinite(oracle.values(array)).sum() in (2 * g.num_kv_heads * n for n in (g.key_dim, 2 * g.key_dim))
+        assert np.isfinite(attention.values(array)).sum() in (
+            2 * g.num_kv_heads * n for n in (g.key_dim, 2 * g.key_dim)
+        )
         array[...] = 0
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 0
     backend.release(pool)

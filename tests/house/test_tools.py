@@ -84,6 +84,8 @@ def test_the_formatter_would_change_something(tmp_path: Path) -> None:
 def test_the_package_and_its_tests_are_strictly_typed(tmp_path: Path) -> None:
     status, output = mypy(link_namespace(ROOT, tmp_path / "namespace"), ROOT / ".mypy_cache/house")
     assert status == 0, output
+    exceptions = tomllib.loads(CONFIG.read_text())["tool"]["mypy"]["overrides"]
+    assert [sorted(each) for each in exceptions] == [["ignore_missing_imports", "module"]], "no folder is checked less"
 
 
 def test_mypy_is_strict_and_sees_the_package_under_its_import_name(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.kernels.numba.paged_decode import prepare
+from tests import attention
+from tests.attention import Array, Attention
 from tests.kernels import oracle
 
-Array = npt.NDArray[Any]
 Dtype = Literal["float32", "bfloat16"]
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "REVERSED", "SPARSE")
 POISON = (np.float32(np.nan), np.float32(np.inf), np.float32(-np.inf))
@@ -33,13 +33,13 @@ class Options(TypedDict):
 def poisoned(shape: tuple[int, ...], dtype: Dtype, rng: np.random.Generator) -> Array:
     """Storage of which every element is NaN, or one of NaN, inf and -inf."""
     bad = rng.choice(np.array(POISON), size=shape).astype(np.float32)
-    return bad if dtype == "float32" else (bad.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return bad if dtype == "float32" else attention.upper_halves(bad)
 
 
 def encode(numbers: Array, dtype: Dtype) -> Array:
     """float32 numbers as storage."""
     numbers = numbers.astype(np.float32)
-    return numbers if dtype == "float32" else oracle.round_to_bfloat16(numbers)
+    return numbers if dtype == "float32" else attention.round_to_bfloat16(numbers)
 
 
 def views(
@@ -106,7 +106,7 @@ class Case:
         prepare(self.q, self.k, self.v, self.table, self.visible, out, lse, invalid, **options)()
         return out, lse, int(invalid[0])
 
-    def expect(self) -> oracle.Result:
+    def expect(self) -> Attention:
         """The same from the oracle."""
         return oracle.attend(self.q, self.k, self.v, self.table, self.visible, **self.options)
 
@@ -146,6 +146,7 @@ def make(
     window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: Array | None = None,
 ) -> Case:
     """A case with live rows exactly where ``lengths`` says; every other byte of storage, table and outputs is poison.
 
@@ -181,7 +182,7 @@ def make(
         "scale": dim**-0.5 if scale is None else scale,
         "window": window,
         "softcap": softcap,
-        "sinks": None,
+        "sinks": sinks,
     }
     return Case(q, k, v, table, np.array(lengths, np.int32), options)
 

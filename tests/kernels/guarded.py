@@ -12,8 +12,9 @@ import sys
 import numpy as np
 
 from forebay.kernels.numba.paged_decode import paged_decode
+from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import Array, Options
+from tests.kernels.cases import Options
 
 PAGE = mmap.PAGESIZE
 UNREADABLE = 0

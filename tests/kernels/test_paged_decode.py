@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.kernels.numba.paged_decode import paged_decode, prepare, specialised_keys, warm
+from tests.attention import Array
 from tests.kernels.cases import LAYOUTS, Case, Dtype, make
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
@@ -101,12 +102,12 @@ def test_any_case_equals_the_oracle_on_both_paths(case: Case) -> None:
     np.testing.assert_array_equal(lse, gathered_lse)
 
 
-def equal_keys(values: list[float], *, block_size: int = 4, dim: int = 2, **options: Any) -> Case:
+def equal_keys(values: list[float], *, window: int | None = None, sinks: Array | None = None) -> Case:
     """One sequence whose keys are equal and whose value at position t is ``values[t]`` in every element."""
-    case = make([len(values)], heads=1, kv_heads=1, dim=dim, block_size=block_size, **options)
+    case = make([len(values)], heads=1, kv_heads=1, dim=2, block_size=4, window=window, sinks=sinks)
     for position, value in enumerate(values):
-        case.k[case.table[0, position // block_size], position % block_size] = 0.0
-        case.v[case.table[0, position // block_size], position % block_size] = value
+        case.k[case.table[0, position // 4], position % 4] = 0.0
+        case.v[case.table[0, position // 4], position % 4] = value
     return case
 
 

@@ -22,8 +22,10 @@ from forebay.kernels.numba.rows import (
     slots_from_table,
     write_rows,
 )
+from tests import attention
+from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import LAYOUTS, Array, Dtype, encode, make, views
+from tests.kernels.cases import LAYOUTS, Dtype, encode, make, views
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 BLOCKS, BLOCK_SIZE, HEADS = 5, 4, 3
@@ -175,7 +177,7 @@ def test_float32_rows_round_to_nearest_even_in_a_bfloat16_store() -> None:
     write_rows(k[:, :, :1], None, np.array([4, 5]), rows, None, dropped, **limits())
     want = torch.from_numpy(rows).bfloat16().view(torch.int16).numpy().view(np.uint16)
     np.testing.assert_array_equal(k[1, :2, :1], want)
-    np.testing.assert_array_equal(want, oracle.round_to_bfloat16(rows))
+    np.testing.assert_array_equal(want, attention.round_to_bfloat16(rows))
     nan = np.array([0x7F800001, 0xFFC12345, 0x7FFFFFFF, 0x7FC00000, 0x7F80FFFF, 0xFF810000], np.uint32).view(np.float32)
     write_rows(k[:, :, :1], None, np.array([4]), nan.reshape(1, 1, 6), None, dropped, **limits())
     assert np.isnan(oracle.values(k[1, 0, 0])).all()
