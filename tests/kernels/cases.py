@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,23 +11,11 @@ from forebay.kernels.numba.paged_decode import prepare
 from tests import attention
 from tests.attention import Array, Attention
 from tests.kernels import oracle
+from tests.kernels.oracle import Options
 
 Dtype = Literal["float32", "bfloat16"]
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "REVERSED", "SPARSE")
 POISON = (np.float32(np.nan), np.float32(np.inf), np.float32(-np.inf))
-
-
-class Options(TypedDict):
-    """What the kernel and the oracle take beside arrays: where blocks lie, and the parameters of attention."""
-
-    table_len: int
-    first_block: int
-    num_blocks: int
-    block_size: int
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Array | None
 
 
 def poisoned(shape: tuple[int, ...], dtype: Dtype, rng: np.random.Generator) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.kernels.numba.paged_decode import paged_decode
 from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import Options
+from tests.kernels.oracle import Options
 
 PAGE = mmap.PAGESIZE
 UNREADABLE = 0
