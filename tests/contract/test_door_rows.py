@@ -171,9 +171,10 @@ def test_wrong_rows_and_layers_are_refused(backend: Backend) -> None:
         ):
             with refused(backend, InvalidInput, says, pool):
                 pool.write(*args)
+        layer: Any  # None too, which a type checker would refuse first
         for layer in (1, -1, None):
             with refused(backend, InvalidInput, f"read.*got layer {layer}", pool):
-                pool.read(layer, loc)  # type: ignore[arg-type]
+                pool.read(layer, loc)
         latent = geometry("LATENT")
         with new_pool(backend, latent, "LATENT") as other:
             k_latent, _ = device_rows(backend, latent, [1, 2])
