@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,19 +13,12 @@ import torch
 from forebay.backends.cpu.memory import BufferMemory
 from forebay.backends.cpu.namespace import TorchNamespace
 from forebay.kernels.numba.linear import MAX_ROWS
-from forebay.runtime import open_backend
 from forebay.specs import Backend, Buffer, CaptureViolation, Segment
 from forebay.specs.array_namespace import ArrayNamespace
 
 DTYPES = ("float32", "bfloat16")
 HIDDEN, HEADS, DIM, VOCAB = 48, 3, 16, 101
 Operation = Callable[[ArrayNamespace, dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with open_backend("cpu") as opened:
-        yield opened
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
