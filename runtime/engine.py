@@ -101,6 +101,7 @@ class Engine:
             self._parts = assemble(model, backend, self.settings, made, clock=clock, progress=progress)
             self._made = made.pop_all()
         self._core = self._parts.core
+        self.arm = self._parts.arm
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -203,7 +204,7 @@ class Engine:
         """Resolved configuration with sources, backend selection, counters, lanes, memory and latencies, as plain data."""
         parts, core = self._parts, self._core
         return {
-            **describe(self.settings, parts.arm, self.backend, self.model, parts.max_len),
+            **describe(self.settings, self.arm, self.backend, self.model, parts.max_len),
             "counters": self.backend.counters.as_dict(),
             "engine": core.report(),
             "lanes": core.decoder.lanes.report(),
