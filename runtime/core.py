@@ -249,7 +249,7 @@ class EngineCore:
                 for result in results:
                     self._settle(result)
         except StaleTrace as error:
-            self._end_all(error)
+            self._lose_device(error)
             raise
 
     def _settle(self, result: Release | Mismatch) -> None:
@@ -320,7 +320,14 @@ class EngineCore:
             if not member.finished:
                 self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
 
-    def _end_all(self, error: ForebayError) -> None:
+    def end_all(self, error: Cancelled) -> None:
+        """End every request without asking the device, whose memory is about to be freed."""
+        for request in (*self.waiting, *self.running.values()):
+            for member in (request, *request.siblings):
+                if not member.finished:
+                    self.end(member, "cancelled", error, retired=True)
+
+    def _lose_device(self, error: ForebayError) -> None:
         """The device cannot be trusted any more: give up every running request and what waiting ones hold."""
         for request in tuple(self.running.values()):
             self.end(request, "error", error, retired=True)

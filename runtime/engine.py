@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.specs.backend import Backend
-from forebay.specs.errors import InvalidInput
+from forebay.specs.errors import Cancelled, InvalidInput
 
 from .admission import RequestOptions, checked_requests, pair_with_params
 from .assembly import assemble
@@ -105,8 +105,10 @@ class Engine:
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Free the traces, the pool, the state and the weights; the backend stays open."""
-        self._closed = True
+        """End every request, free the traces, the pool, the state and the weights; the backend stays open."""
+        if not self._closed:
+            self._closed = True
+            self._core.end_all(Cancelled("the engine was closed"))
         self._made.close()
 
     def __enter__(self) -> Self:
@@ -167,6 +169,11 @@ class Engine:
         """End a request, and the samples that come of it, wherever it stands, and give back what it holds."""
         self._core.cancel(request, why)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; what requests hold stays theirs."""
+        if self._core.cache.prefix is not None:
+            self._core.cache.prefix.clear()
+
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
@@ -176,14 +183,15 @@ class Engine:
         """Admit what fits, compute prompt chunks and one decode step; the tokens that may be released now.
 
         Raises:
+            InvalidInput: the engine is closed.
             StaleTrace: the device ran a row that holds no request; every running request ends with this error.
             CaptureDeclined: ``capture = "required"`` and the device declined.
         """
+        self._check_open()
         return self._core.step()
 
     def _checked(self, prompt: Prompt, params: SamplingParams, what: str, options: dict[str, Any]) -> list[Request]:
-        if self._closed:
-            raise InvalidInput("the engine is closed; make a new one")
+        self._check_open()
         family = checked_requests(
             prompt,
             params,
@@ -198,6 +206,10 @@ class Engine:
         )
         self._arrivals += len(family)
         return family
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInput("the engine is closed; make a new one")
 
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
