@@ -1,4 +1,4 @@
-"""A greedy engine over B slots: requests start and end at any step, prompts are prefilled through the pool's own doors.
+"""An engine over B slots: requests start and end at any step, prompts are prefilled through the pool's own doors.
 
 Three arms give the same tokens: *eager* (the host supplies ids, position and slot each step), *hostfree* (the decode Segment,
 run) and *captured* (the same Segment, replayed). Between two steps the engine admits requests, grows block tables, and releases
@@ -27,10 +27,13 @@ from .model import Model
 from .models.llama import LoadProgress
 from .report import describe, describe_memory
 from .request import GenerationResult, Prompt, Request
+from .sampler import Chosen, HostSampler
 from .sampling import SamplingParams
+from .sampling_rows import Draw, Seen
 from .settings import Settings
 from .sizing import longest_sequence, pool_geometry
 from .state import DeviceState, SlotState
+from .variants import variant_for
 
 MAX_RESEEDS = 3
 
@@ -96,16 +99,19 @@ class Engine:
             self._pool = backend.create_pool(geometry)
             made.callback(backend.release, self._pool)
             self._llama = model.bind(backend, max_len=self._max_len, progress=progress)
-            self._device = DeviceState(backend, self.settings.slots, self._table_len, MAX_STOP_TOKENS)
+            self._device = DeviceState(
+                backend, self.settings.slots, self._table_len, MAX_STOP_TOKENS, model.config.vocab_size
+            )
             for buffer in (*self._llama.buffers, *self._device.buffers):
                 made.callback(backend.release, buffer)
             self._made = made.pop_all()
         self._ledger = Ledger(self._device)
         path = self.settings.attention
-        self._forward = HostForward(backend, self._llama, self._pool, self._table_len, path)
+        sampler = HostSampler(backend, self._device.sampling)
+        self._forward = HostForward(backend, self._llama, self._pool, sampler, self._table_len, path)
         self._lanes = Lanes(
             backend,
-            lambda bucket: decode_segment(self._llama, self._pool, self._device, bucket, path),
+            lambda bucket, variant: decode_segment(self._llama, self._pool, self._device, bucket, path, variant),
             self.settings.slots,
             capture_mode(self.arm, self.settings.capture),
             self.settings.max_rewarm,
@@ -215,7 +221,8 @@ class Engine:
         if active:
             self._grow_tables(active)
             bucket = self._lanes.bucket_for(max(active))
-            self._last_ticket = self._lanes.step(bucket)
+            variant = variant_for(self._ledger.state(slot).params for slot in active)
+            self._last_ticket = self._lanes.step(bucket, variant)
             self._ledger.dispatched(self._last_ticket, bucket)
             self._counts["steps"] += 1
         behind = 0 if self._ledger.must_read_now or not self._ledger.active else self.settings.read_behind
@@ -235,7 +242,7 @@ class Engine:
             self._reseed(request, result)
             return []
         request.reseeds = 0
-        request.take(result.token)
+        request.take(result.token, result.logprobs)
         self._counts["tokens"] += 1
         if request.finish_reason is not None:
             self._finish(request)
@@ -270,19 +277,20 @@ class Engine:
 
     def _start(self, request: Request) -> list[tuple[Request, int]]:
         """Prefill through the doors, release the first token, seed the slot."""
-        token = self._prefill(request, request.prompt)
-        request.take(token)
+        chosen = self._prefill(request, request.prompt)
+        request.take(chosen.token, chosen.logprobs)
         self._counts["tokens"] += 1
         if request.finish_reason is not None:
             self._finish(request)
         else:
             self._seed(request)
-        return [(request, token)]
+        return [(request, chosen.token)]
 
-    def _prefill(self, request: Request, tokens: Sequence[int]) -> int:
+    def _prefill(self, request: Request, tokens: Sequence[int]) -> Chosen:
         self._hold_blocks(request, len(tokens))
         self._counts["prefills"] += 1
-        return self._forward.prefill(tokens, request.blocks)
+        draw = Draw(request.params, request.seed, len(tokens) - 1, Seen.of(request.params, tokens))
+        return self._forward.prefill(tokens, request.blocks, draw)
 
     def _seed(self, request: Request) -> None:
         """A request boundary: every per-slot input is seeded, each by itself (clause C6)."""
@@ -293,9 +301,11 @@ class Engine:
             position=len(request.prompt) + len(request.token_ids) - 1,
             epoch=self._epoch,
             limit=request.final_position,
-            seed=request.params.seed,
+            seed=request.seed,
             blocks=tuple(request.blocks),
             stop=request.stop,
+            params=request.params,
+            seen=Seen.of(request.params, (*request.prompt, *request.token_ids)),
         )
         if self.arm != "eager":
             self._device.seed(slot, state)
@@ -337,9 +347,9 @@ class Engine:
         self._counts["steps"] += 1
         self._counts["eager_steps"] += 1
         released = []
-        for slot, token in zip(active, tokens, strict=True):
-            self._ledger.advance(slot, token)
-            released += self._settle(Release(slot, token, ended=False))
+        for slot, chosen in zip(active, tokens, strict=True):
+            self._ledger.advance(slot, chosen.token)
+            released += self._settle(Release(slot, chosen.token, ended=False, logprobs=chosen.logprobs))
         return released
 
     # -- blocks and slots ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Literal
 from forebay.specs.errors import ForebayError
 
 from .models.tokenizer import Tokenizer
+from .sampler import TokenLogprobs
 from .sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "error"]
@@ -25,6 +26,8 @@ class GenerationResult:
         text: their text, without the token that stopped it.
         finish_reason: ``stop`` (a stop token), ``length`` (max_tokens), ``error`` (see ``error``).
         error: the reason where the request could not be finished.
+        seed: of its draws; with it and the same parameters the same tokens come again.
+        logprobs: log-probabilities of each token made, where they were asked for.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -32,6 +35,8 @@ class GenerationResult:
     text: str
     finish_reason: FinishReason
     error: ForebayError | None = None
+    seed: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(eq=False)
@@ -41,6 +46,7 @@ class Request:
     Attributes:
         index: order of arrival.
         stop: token ids that end it.
+        seed: of its draws.
         token_ids: tokens released so far.
         slot: the row it decodes in, None while it waits or once it ended.
         blocks: KV blocks it holds, in order.
@@ -51,6 +57,8 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     stop: tuple[int, ...]
+    seed: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)
@@ -67,9 +75,11 @@ class Request:
         """Blocks that hold the KV of every token it will consume."""
         return -(-self.final_position // block_size)
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Add a released token; sets ``finish_reason`` where it is the last."""
         self.token_ids.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         if token in self.stop:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.params.max_tokens:
@@ -84,4 +94,6 @@ class Request:
             tokenizer.decode(shown),
             self.finish_reason or "error",
             self.error,
+            self.seed,
+            None if self.params.logprobs is None else tuple(self.logprobs),
         )

@@ -51,12 +51,22 @@ class ArrayNamespace(Protocol):
     def take_along(self, x: Array, indices: Array) -> Array:
         """``x [B, N]``, int32 ``indices [B, M]`` to ``[B, M]``: row b takes its own columns."""
 
+    def add_along(self, x: Array, indices: Array, values: Array) -> Array:
+        """``x [B, N]`` with ``values [B, M]`` added to columns ``indices`` int32 ``[B, M]`` of their own rows.
+
+        float32 or int32 (which wraps), ``x`` and ``values`` alike. An index outside ``[0, N)`` is padding: nothing is added.
+        Where indices repeat, every value is added.
+        """
+
     def where(self, condition: Array, a: Array | float, b: Array | float) -> Array:
         """Select, never blend: what is not selected may be NaN."""
 
     # -- elementwise ---------------------------------------------------------------------------------------------------
     def astype(self, x: Array, dtype: str) -> Array:
         """Convert to a named dtype; float to bfloat16 rounds to nearest even."""
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        """The bit patterns of float32 as int32, or back; no value is converted."""
 
     def exp(self, x: Array) -> Array:
         """Natural exponential."""
@@ -87,13 +97,27 @@ class ArrayNamespace(Protocol):
         """Maximum over the last axis."""
 
     def sum(self, x: Array) -> Array:
-        """Sum over the last axis, in x's dtype (int32 wraps)."""
+        """Sum over the last axis, in x's dtype (int32 wraps); the bits of a row's sum depend on that row alone."""
 
     def mean(self, x: Array) -> Array:
         """Mean over the last axis."""
 
     def argmax(self, x: Array) -> Array:
         """int32 index of the first maximum over the last axis, which is dropped."""
+
+    # -- thresholds over the last axis of float32 ``[B, N]``; a row's bits depend on that row alone ------------------------
+    def kth_largest(self, x: Array, k: Array) -> Array:
+        """The ``k``-th largest element of each row, ``[B, 1]``, for ``k`` int32 ``[B, 1]``; equal elements count one by one.
+
+        A NaN is larger than any number. A ``k`` outside ``[1, N]`` gives -inf: nothing lies below it.
+        """
+
+    def mass_cutoff(self, p: Array, mass: Array) -> Array:
+        """The largest ``t`` among the elements of a row for which those ``>= t`` sum to ``mass [B, 1]`` or more, ``[B, 1]``.
+
+        ``p`` is not negative; the sums are at least as exact as in float32. A row whose sum stays below ``mass``, or that has a
+        NaN, gives -inf.
+        """
 
     # -- heavy operations a backend may fuse -------------------------------------------------------------------------------
     def matmul(self, a: Array, b: Array) -> Array:

@@ -73,6 +73,13 @@ class TorchNamespace:
         """Row b takes its own columns."""
         return torch.gather(x, 1, indices.to(torch.int64))
 
+    def add_along(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        """Row b adds to its own columns; what is outside them goes to a column that is cut off again."""
+        n = x.shape[1]
+        inside = torch.where((indices >= 0) & (indices < n), indices, n).to(torch.int64)
+        wider = torch.nn.functional.pad(x, (0, 1))
+        return torch.scatter_add(wider, 1, inside, values)[:, :n]
+
     def where(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         """Select; two Python ints give int32."""
         out = torch.where(condition, a, b)
@@ -82,6 +89,10 @@ class TorchNamespace:
     def astype(self, x: Tensor, dtype: str) -> Tensor:
         """Convert to a named dtype."""
         return x.to(TORCH_DTYPE[dtype])
+
+    def bitcast(self, x: Tensor, dtype: str) -> Tensor:
+        """The same bytes seen as another dtype of their size."""
+        return x.view(TORCH_DTYPE[dtype])
 
     def exp(self, x: Tensor) -> Tensor:
         """e^x."""
@@ -131,6 +142,23 @@ class TorchNamespace:
     def argmax(self, x: Tensor) -> Tensor:
         """int32 index of the first maximum."""
         return torch.argmax(x, -1).to(torch.int32)
+
+    # -- thresholds ----------------------------------------------------------------------------------------------------
+    def kth_largest(self, x: Tensor, k: Tensor) -> Tensor:
+        """From each row in descending order, NaN first."""
+        n = x.shape[1]
+        falling = torch.sort(x, -1, descending=True)[0]
+        found = torch.gather(falling, 1, torch.clamp(k - 1, 0, n - 1).to(torch.int64))
+        return torch.where((k >= 1) & (k <= n), found, -torch.inf)
+
+    def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:
+        """The first element of each row in descending order at which the sum is reached."""
+        falling = torch.sort(p, -1, descending=True)[0]
+        short = torch.cumsum(falling, -1, dtype=torch.float64) < mass
+        at = torch.sum(short, -1, keepdim=True)
+        found = torch.gather(falling, 1, torch.clamp(at, max=p.shape[1] - 1))
+        reached = torch.sum(p, -1, keepdim=True, dtype=torch.float64) >= mass
+        return torch.where(reached, found, -torch.inf)
 
     # -- heavy operations ------------------------------------------------------------------------------------------------
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:

@@ -99,6 +99,23 @@ def norm_row(_typing: Any, _x: Any, _weight: Any, _y: Any, _count: Any, _eps: An
 
 
 @emitted
+def sum_row(_typing: Any, _x: Any, _count: Any) -> Any:
+    """The sum of a row of float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        lanes = Lanes(builder)
+        sums = cgutils.alloca_once_value(builder, splat_constant(0.0))
+
+        def add(span: _Span) -> None:
+            builder.store(builder.fadd(builder.load(sums), span.load(args[0])), sums)
+
+        _for_spans(lanes, args[1], add, bf16=False)
+        return lanes.total(builder.load(sums))
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@emitted
 def rotate_row(_typing: Any, _x: Any, _cos: Any, _sin: Any, _y: Any, _half: Any, bf16: Any) -> Any:
     """Turn the pairs ``(d, d + half)`` of one head by the angles whose cosines and sines are given."""
     is_bf16 = bool(bf16.literal_value)
