@@ -1,7 +1,7 @@
 """The choice of the next token from logits: one function for the captured step and for passes that the host drives.
 
-The order is that of transformers' generation: repetition penalty, bias, then either the argmax or temperature, top-k, top-p, min-p and a
-draw. Sets are kept by thresholds, so neither ties nor the order of a sum can tell two devices apart.
+The order is that of transformers' generation: repetition penalty, bias, then either the argmax or temperature, top-k, top-p, min-p
+and a draw. Sets are kept by thresholds, so neither ties nor the order of a sum can tell two devices apart.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.specs.backend import Backend
+from forebay.specs.draws import row_keys
 from forebay.specs.dtypes import Array, HostArray
 
-from .gumbel import draw_bits, log_exponential
-from .sampling_rows import WORD, Draw, SamplingRows, SamplingState
+from .sampling_rows import Draw, SamplingRows, SamplingState
 from .variants import Variant, variant_for
 
 LOWEST = float("-inf")
@@ -42,12 +42,9 @@ class Chosen:
 
 def processed(b: Backend, logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
     """Logits float32 ``[B, V]`` after repetition penalty (Keskar et al. 2019) and bias; where a row has neither, the same bits."""
-    xp, (batch, vocab) = b.xp, b.xp.shape(logits)
-    words = xp.reshape(rows.seen, (batch, state.words, 1)) & xp.reshape(state.bits.get(), (1, 1, WORD))
-    seen = xp.reshape(words != 0, (batch, state.words * WORD))[:, :vocab]
-    penalty = rows.number(b, "repetition_penalty")
-    penalised = xp.where(logits < 0.0, logits * penalty, logits / penalty)
-    return xp.add_along(xp.where(seen, penalised, logits), rows.bias_ids, rows.bias_values(b))
+    xp = b.xp
+    penalised = xp.penalise(logits, rows.seen, state.bits.get(), rows.number(b, "repetition_penalty"))
+    return xp.add_along(penalised, rows.bias_ids, rows.bias_values(b))
 
 
 def kept(b: Backend, scaled: Array, rows: SamplingRows) -> Array:
@@ -71,8 +68,8 @@ def choose(b: Backend, logits: Array, rows: SamplingRows, state: SamplingState) 
     hot = temperature > 0.0
     # Divided below the maximum, so that no temperature overflows.
     scaled = (whole - xp.max(whole)) / xp.where(hot, temperature, 1.0)
-    noise = log_exponential(xp, draw_bits(xp, rows.seed, rows.position, state.index_blocks.get()))
-    drawn = xp.argmax(xp.where(kept(b, scaled, rows), scaled - noise, LOWEST))
+    noise = xp.gumbel(xp.reshape(row_keys(rows.seed, rows.position), (-1, 1)), state.token_blocks.get())
+    drawn = xp.argmax(xp.where(kept(b, scaled, rows), scaled + noise, LOWEST))
     return xp.where(xp.reshape(hot, (-1,)), drawn, xp.argmax(whole))
 
 
@@ -83,14 +80,9 @@ def log_probabilities(b: Backend, logits: Array, token: Array, top: int) -> tupl
     raw = xp.astype(logits, "float32")
     peak = xp.max(raw)
     normaliser = xp.log(xp.sum(xp.exp(raw - peak))) + peak
-    ids, values = [], [xp.take_along(raw, xp.reshape(token, (-1, 1)))]
-    left = raw
-    for _ in range(top):
-        best = xp.reshape(xp.argmax(left), (-1, 1))
-        ids.append(best)
-        values.append(xp.take_along(left, best))
-        left = xp.add_along(left, best, xp.where(best >= 0, LOWEST, 0.0))
-    return xp.concat(ids), xp.concat(values) - normaliser
+    values, ids = xp.top_k(raw, top)
+    chosen = xp.take_along(raw, xp.reshape(token, (-1, 1)))
+    return ids, xp.concat([chosen, values]) - normaliser
 
 
 def token_logprobs(ids: HostArray, values: HostArray, top: int) -> TokenLogprobs:

@@ -148,7 +148,7 @@ def _bias(given: Any) -> tuple[tuple[int, float], ...] | None:
         return None
     expected = f"None or a mapping of at most {MAX_LOGIT_BIAS} token ids >= 0 to finite numbers"
     try:
-        pairs = {token: value for token, value in (given.items() if isinstance(given, Mapping) else given)}
+        pairs = dict(given)
     except (TypeError, ValueError):
         raise InvalidInput(f"SamplingParams.logit_bias: got {given!r}, expected {expected}") from None
     if len(pairs) > MAX_LOGIT_BIAS:

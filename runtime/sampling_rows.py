@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from forebay.specs.backend import Backend
+from forebay.specs.draws import WORD, bit_values, token_blocks
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
 
 from .digests import digest, digest_weight, digest_weights, wrapped
-from .gumbel import index_blocks
 from .sampling import MAX_LOGIT_BIAS, SamplingParams
 
 NUMBERS: Final = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -27,8 +27,7 @@ BIAS_IDS: Final = slice(TOP_K + 1, TOP_K + 1 + MAX_LOGIT_BIAS)
 BIAS_VALUES: Final = slice(BIAS_IDS.stop, BIAS_IDS.stop + MAX_LOGIT_BIAS)
 WIDTH: Final = BIAS_VALUES.stop
 NO_TOKEN: Final = -1
-WORD: Final = 32
-"""Tokens in an int32 of a bitmap."""
+GREEDY_PARAMS: Final = SamplingParams()
 
 
 def options_row(params: SamplingParams) -> HostArray:
@@ -77,6 +76,9 @@ class Seen:
         return np.frombuffer(self.bits.to_bytes(count * 4, "little"), np.dtype("<i4")).astype(np.int32)
 
 
+NOTHING_SEEN: Final = Seen()
+
+
 @dataclass(frozen=True)
 class SamplingRows:
     """Rows of B sequences as device arrays.
@@ -119,18 +121,18 @@ class SamplingState:
         self._backend = backend
         self.vocab_size = vocab_size
         self.words = -(-vocab_size // WORD)
-        self._idle = options_row(SamplingParams())
+        self._idle = options_row(GREEDY_PARAMS)
         self.options = backend.buffer("slot.options", np.tile(self._idle, (slots, 1)))
         self.seen = backend.buffer("slot.seen", np.zeros((slots, self.words), np.int32))
-        self.index_blocks = backend.buffer("sampling.index", index_blocks(vocab_size)[None])
-        self.bits = backend.buffer("sampling.bits", (np.int32(1) << np.arange(WORD, dtype=np.int32)).astype(np.int32))
+        self.token_blocks = backend.buffer("sampling.tokens", token_blocks(vocab_size)[None])
+        self.bits = backend.buffer("sampling.bits", bit_values())
         self.options_weights = backend.buffer("digest.options", digest_weights(WIDTH)[None])
         self.seen_weights = backend.buffer("digest.seen", digest_weights(self.words)[None])
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
         """Buffers a sampled step reads and never changes."""
-        return (self.options, self.index_blocks, self.bits, self.options_weights, self.seen_weights)
+        return (self.options, self.token_blocks, self.bits, self.options_weights, self.seen_weights)
 
     @property
     def updates(self) -> tuple[Buffer, ...]:
@@ -194,7 +196,7 @@ class Draw:
     params: SamplingParams
     seed: int
     position: int
-    seen: Seen = Seen()
+    seen: Seen = NOTHING_SEEN
 
 
 def expected_sampling(params: SamplingParams, seen: Seen) -> dict[str, int]:

@@ -19,7 +19,7 @@ from forebay.specs.segment import Buffer
 
 from .digests import digest, digest_weights
 from .sampling import SamplingParams
-from .sampling_rows import Draw, SamplingRows, SamplingState, Seen
+from .sampling_rows import GREEDY_PARAMS, NOTHING_SEEN, Draw, SamplingRows, SamplingState, Seen
 
 RECEIPT_FIELDS: Final = (
     "token",
@@ -61,8 +61,8 @@ class SlotState:
     seed: int
     blocks: tuple[int, ...]
     stop: tuple[int, ...]
-    params: SamplingParams = SamplingParams()
-    seen: Seen = Seen()
+    params: SamplingParams = GREEDY_PARAMS
+    seen: Seen = NOTHING_SEEN
 
     def advanced(self, token: int) -> SlotState:
         """After one step that emitted ``token``."""

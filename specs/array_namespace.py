@@ -112,6 +112,12 @@ class ArrayNamespace(Protocol):
         A NaN is larger than any number. A ``k`` outside ``[1, N]`` gives -inf: nothing lies below it.
         """
 
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
+        """The ``k`` largest elements of each row ``[B, k]`` in falling order and their columns, int32; of equals the first comes first.
+
+        A NaN is larger than any number; k is from 1 to N.
+        """
+
     def mass_cutoff(self, p: Array, mass: Array) -> Array:
         """The largest ``t`` among the elements of a row for which those ``>= t`` sum to ``mass [B, 1]`` or more, ``[B, 1]``.
 
@@ -131,6 +137,20 @@ class ArrayNamespace(Protocol):
 
     def rope(self, x: Array, cos: Array, sin: Array) -> Array:
         """Rotary embedding of ``x [N, H, D]`` by ``cos, sin [N, D/2]``, pairs ``(d, d + D/2)`` (Su et al. 2021, NeoX order)."""
+
+    def gumbel(self, keys: Array, blocks: Array) -> Array:
+        """Standard Gumbel variates float32 ``[B, V]`` from the hash of :mod:`.draws`: int32 ``keys [B, 1]``, ``blocks [1, V]``.
+
+        The largest of ``logit + variate`` is a draw from the softmax (Gumbel 1954; Maddison et al. 2014). The integers are the same
+        on every backend; each variate depends on its own key and block alone.
+        """
+
+    def penalise(self, x: Array, seen: Array, bits: Array, penalty: Array) -> Array:
+        """Repetition penalty (Keskar et al. 2019): float32 ``x [B, V]``, of which the columns in a bitmap are divided by ``penalty
+        [B, 1]`` where positive and multiplied where negative.
+
+        ``seen`` is int32 ``[B, ceil(V / 32)]``, ``bits`` int32 ``[32]`` are the values of a word's bits, both as in :mod:`.draws`.
+        """
 
     def silu_mul(self, gate: Array, up: Array) -> Array:
         """``silu(gate) * up``: the gate of a Llama feed-forward."""

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.kernels.numba import elementwise, thresholds
+from forebay.kernels.numba import draws, elementwise, thresholds
 from forebay.kernels.numba.linear import MAX_ROWS, prepare_linear
 
 from .kernel_calls import KernelCalls
@@ -62,6 +62,16 @@ class KernelNamespace(TorchNamespace):
         out = self._calls.empty((x.shape[0], 1), torch.float32)
         self._calls.issue(lambda: thresholds.prepare_kth_largest(bits_of(x), bits_of(k), bits_of(out)), pure=True)
         return out
+
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """By insertion: few elements are larger than those found so far."""
+        if x.dtype != torch.float32 or x.dim() != 2 or not _rows_lie(x):
+            return super().top_k(x, k)
+        self._calls.check_held("xp.top_k", x)
+        values = self._calls.empty((x.shape[0], k), torch.float32)
+        places = self._calls.empty((x.shape[0], k), torch.int32)
+        self._calls.issue(lambda: thresholds.prepare_top_k(bits_of(x), bits_of(values), bits_of(places)), pure=True)
+        return values, places
 
     def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:
         """By digits, without a sort."""
@@ -136,6 +146,27 @@ class KernelNamespace(TorchNamespace):
         out = self._calls.empty(gates.shape, gate.dtype)
         self._calls.issue(lambda: elementwise.prepare_silu_mul(bits_of(gates), bits_of(ups), bits_of(out)), pure=True)
         return out.reshape(gate.shape)
+
+    def gumbel(self, keys: Tensor, blocks: Tensor) -> Tensor:
+        """Standard Gumbel variates."""
+        ints = keys.dtype == blocks.dtype == torch.int32 and keys.dim() == blocks.dim() == 2
+        if not ints or keys.shape[1] != 1 or blocks.shape[0] != 1 or not _rows_lie(blocks):
+            return super().gumbel(keys, blocks)
+        self._calls.check_held("xp.gumbel", keys, blocks)
+        out = self._calls.empty((keys.shape[0], blocks.shape[1]), torch.float32)
+        self._calls.issue(lambda: draws.prepare_gumbel(bits_of(keys), bits_of(blocks), bits_of(out)), pure=True)
+        return out
+
+    def penalise(self, x: Tensor, seen: Tensor, bits: Tensor, penalty: Tensor) -> Tensor:
+        """Repetition penalty."""
+        if not _fit_rows(x, penalty) or not _rows_lie(seen) or seen.dtype != torch.int32:
+            return super().penalise(x, seen, bits, penalty)
+        self._calls.check_held("xp.penalise", x, seen, bits, penalty)
+        out = self._calls.empty(x.shape, torch.float32)
+        self._calls.issue(
+            lambda: draws.prepare_penalise(bits_of(x), bits_of(seen), bits_of(penalty), bits_of(out)), pure=True
+        )
+        return out
 
 
 def _alike(*arrays: Tensor) -> bool:

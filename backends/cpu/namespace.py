@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.specs import draws
 from forebay.specs.errors import InvalidInput
 
 TORCH_DTYPE: Final = MappingProxyType(
@@ -151,6 +152,11 @@ class TorchNamespace:
         found = torch.gather(falling, 1, torch.clamp(k - 1, 0, n - 1).to(torch.int64))
         return torch.where((k >= 1) & (k <= n), found, -torch.inf)
 
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """By a stable sort: torch's own top-k leaves the order of equals open."""
+        values, places = torch.sort(x, -1, descending=True, stable=True)
+        return values[:, :k].contiguous(), places[:, :k].to(torch.int32)
+
     def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:
         """The first element of each row in descending order at which the sum is reached."""
         falling = torch.sort(p, -1, descending=True)[0]
@@ -184,3 +190,13 @@ class TorchNamespace:
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         return torch.nn.functional.silu(gate) * up
+
+    def gumbel(self, keys: Tensor, blocks: Tensor) -> Tensor:
+        """Standard Gumbel variates, operation by operation."""
+        made: Tensor = draws.gumbel(self, keys, blocks)
+        return made
+
+    def penalise(self, x: Tensor, seen: Tensor, bits: Tensor, penalty: Tensor) -> Tensor:
+        """Repetition penalty, operation by operation."""
+        made: Tensor = draws.penalise(self, x, seen, bits, penalty)
+        return made

@@ -12,18 +12,23 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from .address import load_f32, load_i32, load_u32, move_bytes, store_f32, store_u32
-from .checks import Array
+from .address import load_f32, load_i32, load_u32, move_bytes, store_f32, store_i32, store_u32
+from .checks import Array, place_rows
 from .compiled import SOURCES, compiled, float32, inner, int64, uint32
 from .elementwise_ops import sum_row
 
 Rows = tuple[int, int]
 """Address, bytes from row to row; elements of 4 bytes lie side by side."""
 
-_SHIFTS: Final = (21, 10, 0)
-"""Where the digits begin; the last one takes in the bit above it, which is known by then."""
-_BINS: Final = 2048
+_BITS: Final = 11
+_BINS: Final = 1 << _BITS
+_UPPER: Final = 21
+"""Where the upper digit begins."""
+_LOWER: Final = ((10, 21), (0, 10))
+"""Where the other digits begin, and the digits known before them; the last one takes in a bit of the second."""
+_NAN: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
 _ABOVE_INFINITY: Final = 0x7F800000
 _LOWEST_BITS: Final = 0xFF800000
@@ -33,7 +38,7 @@ _LOWEST_BITS: Final = 0xFF800000
 def _order(bits: int) -> int:
     """A float32's bits as an integer that is larger for a larger number, and largest for every NaN."""
     if bits & 0x7FFFFFFF > _ABOVE_INFINITY:
-        return int64(0xFFFFFFFF)
+        return int64(_NAN)
     return int64(~bits & 0xFFFFFFFF) if bits & _SIGN else int64(bits | _SIGN)
 
 
@@ -43,68 +48,124 @@ def _from_order(place: int) -> int:
     return uint32(place & 0x7FFFFFFF) if place & _SIGN else uint32(~place & 0xFFFFFFFF)
 
 
+@inner
+def _gather(row: int, count: int, digit: int, members: npt.NDArray[np.int64]) -> int:
+    """Addresses of the elements whose upper digit is ``digit``; returns how many there are."""
+    found = 0
+    for address in range(row, row + count * 4, 4):
+        if _order(load_u32(address)) >> _UPPER == digit:
+            members[found] = address
+            found += 1
+    return found
+
+
+@inner
+def _descend(bins: npt.NDArray[np.int64], missing: int) -> tuple[int, int]:
+    """The upmost bin with which ``missing`` elements from above are complete, and how many of them it has to give."""
+    digit = int64(_BINS - 1)
+    while bins[digit] < missing:
+        missing -= bins[digit]
+        digit -= 1
+    return digit, missing
+
+
 @compiled
 def _rank_rows(x: Rows, k: Rows, y: Rows, n: int, count: int, _sources: int = SOURCES) -> None:
-    bins = np.zeros(_BINS, np.int64)
+    bins, members = np.empty(_BINS, np.int64), np.empty(count, np.int64)
     for i in range(n):
         row, missing = x[0] + i * x[1], int64(load_i32(k[0] + i * k[1]))
         if missing < 1 or missing > count:
             store_u32(y[0] + i * y[1], uint32(_LOWEST_BITS))
             continue
-        found, known = int64(0), int64(0)
-        for shift in _SHIFTS:
+        bins[:] = 0
+        for address in range(row, row + count * 4, 4):
+            bins[_order(load_u32(address)) >> _UPPER] += 1
+        digit, missing = _descend(bins, missing)
+        found, held = digit << _UPPER, _gather(row, count, digit, members)
+        for shift, before in _LOWER:
             bins[:] = 0
-            for j in range(count):
-                place = _order(load_u32(row + j * 4))
-                if place & known == found:
+            for j in range(held):
+                place = _order(load_u32(members[j]))
+                if place >> before == found >> before:
                     bins[(place >> shift) & (_BINS - 1)] += 1
-            digit = int64(_BINS - 1)
-            while bins[digit] < missing:
-                missing -= bins[digit]
-                digit -= 1
+            digit, missing = _descend(bins, missing)
             found |= digit << shift
-            known |= int64(_BINS - 1) << shift
         store_u32(y[0] + i * y[1], _from_order(found))
+
+
+@inner
+def _reach(
+    bins: npt.NDArray[np.float64], held: npt.NDArray[np.int64], above: float, wanted: float
+) -> tuple[int, float]:
+    """The upmost bin with which the sum from above comes to ``wanted``, and the sum of the bins above it; bin -1 if none
+    does."""
+    for digit in range(_BINS - 1, -1, -1):
+        if held[digit]:
+            if not above + bins[digit] < wanted:
+                return digit, above
+            above += bins[digit]
+    return -1, above
+
+
+@inner
+def _lowest(held: npt.NDArray[np.int64]) -> int:
+    digit = 0
+    while not held[digit]:
+        digit += 1
+    return digit
 
 
 @compiled
 def _mass_rows(p: Rows, mass: Rows, y: Rows, n: int, count: int, _sources: int = SOURCES) -> None:
-    bins, held = np.zeros(_BINS, np.float64), np.zeros(_BINS, np.int64)
+    bins, held, members = np.empty(_BINS, np.float64), np.empty(_BINS, np.int64), np.empty(count, np.int64)
     for i in range(n):
         row, wanted = p[0] + i * p[1], load_f32(mass[0] + i * mass[1])
         store_u32(y[0] + i * y[1], uint32(_LOWEST_BITS))
         if not wanted < np.inf:
             continue
-        above, found, known = 0.0, int64(0), int64(0)
-        reached = True
-        for shift in _SHIFTS:
+        bins[:] = 0.0
+        held[:] = 0
+        for address in range(row, row + count * 4, 4):
+            digit = _order(load_u32(address)) >> _UPPER
+            bins[digit] += load_f32(address)
+            held[digit] += 1
+        digit, above = _reach(bins, held, 0.0, wanted)
+        if digit < 0:
+            continue
+        found, inside = digit << _UPPER, _gather(row, count, digit, members)
+        for shift, before in _LOWER:
             bins[:] = 0.0
             held[:] = 0
-            for j in range(count):
-                place = _order(load_u32(row + j * 4))
-                if place & known == found:
-                    digit = (place >> shift) & (_BINS - 1)
-                    bins[digit] += load_f32(row + j * 4)
-                    held[digit] += 1
-            digit = int64(_BINS - 1)
-            last = int64(-1)
-            while digit >= 0:
-                if held[digit]:
-                    last = digit
-                    if not above + bins[digit] < wanted:
-                        break
-                    above += bins[digit]
-                digit -= 1
-            if digit < 0 and known == 0:
-                reached = False
-                break
-            if digit < 0:
-                # The bin's sum in another order fell short by a rounding: its smallest element is the threshold.
-                digit, above = last, above - bins[last]
-            found |= digit << shift
-            known |= int64(_BINS - 1) << shift
-        if reached and found != 0xFFFFFFFF:
+            for j in range(inside):
+                place = _order(load_u32(members[j]))
+                if place >> before == found >> before:
+                    bins[(place >> shift) & (_BINS - 1)] += load_f32(members[j])
+                    held[(place >> shift) & (_BINS - 1)] += 1
+            digit, above = _reach(bins, held, above, wanted)
+            # The same elements, summed in another order, may fall short by a rounding: then the smallest is the threshold.
+            found |= (_lowest(held) if digit < 0 else digit) << shift
+        if found != _NAN:
             store_u32(y[0] + i * y[1], _from_order(found))
+
+
+@compiled
+def _top_rows(x: Rows, values: Rows, places: Rows, n: int, count: int, k: int, _sources: int = SOURCES) -> None:
+    for i in range(n):
+        row, best, where = x[0] + i * x[1], values[0] + i * values[1], places[0] + i * places[1]
+        kept, least = 0, int64(-1)
+        for j in range(count):
+            place = _order(load_u32(row + j * 4))
+            if kept == k and place <= least:
+                continue
+            at = kept if kept < k else k - 1
+            while at > 0 and _order(load_u32(best + at * 4 - 4)) < place:
+                store_u32(best + at * 4, load_u32(best + at * 4 - 4))
+                store_i32(where + at * 4, load_i32(where + at * 4 - 4))
+                at -= 1
+            store_u32(best + at * 4, load_u32(row + j * 4))
+            store_i32(where + at * 4, j)
+            kept = min(kept + 1, k)
+            least = _order(load_u32(best + kept * 4 - 4))
 
 
 @compiled
@@ -138,17 +199,6 @@ def _sum_rows(x: Rows, y: Rows, n: int, count: int, _sources: int = SOURCES) -> 
         store_f32(y[0] + i * y[1], sum_row(x[0] + i * x[1], count))
 
 
-def _rows(name: str, array: Array, shape: tuple[int, int], *, integers: bool = False) -> Rows:
-    """Address and step of an array of float32 or int32 rows that are contiguous each; ValueError for any other."""
-    fits = array.shape == shape and (array.shape[1] <= 1 or array.strides[1] == array.itemsize)
-    if array.dtype != (np.int32 if integers else np.float32) or not fits:
-        raise ValueError(
-            f"{name}: got {array.dtype}{list(array.shape)} with strides {array.strides} bytes, expected "
-            f"{'int32' if integers else 'float32'}{list(shape)} with contiguous rows"
-        )
-    return (int(array.__array_interface__["data"][0]), array.strides[0])
-
-
 def prepare_sum(x: Array, out: Array) -> Callable[[], None]:
     """Prepare ``out[i]``, the sum of row ``i``: lane j adds elements j, j + 16, ..., the lanes are added by halves.
 
@@ -160,7 +210,7 @@ def prepare_sum(x: Array, out: Array) -> Callable[[], None]:
         ValueError: arrays that do not fit together.
     """
     n, count = x.shape if x.ndim == 2 else (0, 0)
-    source, target = _rows("x", x, (n, count)), _rows("out", out, (n, 1))
+    source, target = place_rows("x", x, (n, count)), place_rows("out", out, (n, 1))
 
     # The default keeps the arrays alive: compiled code sees only their addresses.
     def total(_alive: tuple[Array, ...] = (x, out)) -> None:
@@ -183,10 +233,40 @@ def prepare_kth_largest(x: Array, k: Array, out: Array) -> Callable[[], None]:
         ValueError: arrays that do not fit together.
     """
     n, count = x.shape if x.ndim == 2 else (0, 0)
-    source, ranks, target = _rows("x", x, (n, count)), _rows("k", k, (n, 1), integers=True), _rows("out", out, (n, 1))
+    source, ranks, target = (
+        place_rows("x", x, (n, count)),
+        place_rows("k", k, (n, 1), integers=True),
+        place_rows("out", out, (n, 1)),
+    )
 
     def select(_alive: tuple[Array, ...] = (x, k, out)) -> None:
         _rank_rows(source, ranks, target, n, count)
+
+    return select
+
+
+def prepare_top_k(x: Array, values: Array, places: Array) -> Callable[[], None]:
+    """Prepare the k largest elements of each row in falling order, and their places; of equals the first comes first.
+
+    A NaN is larger than any number.
+
+    Args:
+        x: float32 ``[N, C]``, rows contiguous, any step from row to row.
+        values: float32 ``[N, k]``, k from 1 to C; written.
+        places: int32 ``[N, k]``; written.
+
+    Raises:
+        ValueError: arrays that do not fit together.
+    """
+    n, count = x.shape if x.ndim == 2 else (0, 0)
+    k = values.shape[-1] if values.ndim else 0
+    source, best = place_rows("x", x, (n, count)), place_rows("values", values, (n, k))
+    where = place_rows("places", places, (n, k), integers=True)
+    if not 1 <= k <= count:
+        raise ValueError(f"top_k: got k={k} of rows of {count} elements, expected 1 to {count}")
+
+    def select(_alive: tuple[Array, ...] = (x, values, places)) -> None:
+        _top_rows(source, best, where, n, count, k)
 
     return select
 
@@ -206,7 +286,11 @@ def prepare_mass_cutoff(p: Array, mass: Array, out: Array) -> Callable[[], None]
         ValueError: arrays that do not fit together.
     """
     n, count = p.shape if p.ndim == 2 else (0, 0)
-    source, wanted, target = _rows("p", p, (n, count)), _rows("mass", mass, (n, 1)), _rows("out", out, (n, 1))
+    source, wanted, target = (
+        place_rows("p", p, (n, count)),
+        place_rows("mass", mass, (n, 1)),
+        place_rows("out", out, (n, 1)),
+    )
 
     def cut(_alive: tuple[Array, ...] = (p, mass, out)) -> None:
         _mass_rows(source, wanted, target, n, count)
@@ -229,9 +313,12 @@ def prepare_add_along(x: Array, indices: Array, values: Array, out: Array) -> Ca
     n, count = x.shape if x.ndim == 2 else (0, 0)
     m = indices.shape[-1] if indices.ndim else 0
     integers = x.dtype == np.int32
-    source, at = _rows("x", x, (n, count), integers=integers), _rows("indices", indices, (n, m), integers=True)
-    added = _rows("values", values, (n, m), integers=integers)
-    target, add = _rows("out", out, (n, count), integers=integers), _add_ints if integers else _add_floats
+    source, at = (
+        place_rows("x", x, (n, count), integers=integers),
+        place_rows("indices", indices, (n, m), integers=True),
+    )
+    added = place_rows("values", values, (n, m), integers=integers)
+    target, add = place_rows("out", out, (n, count), integers=integers), _add_ints if integers else _add_floats
 
     def add_along(_alive: tuple[Array, ...] = (x, indices, values, out)) -> None:
         add(source, at, added, target, n, count, m)
