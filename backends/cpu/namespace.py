@@ -154,7 +154,7 @@ class TorchNamespace:
 
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """By a stable sort: torch's own top-k leaves the order of equals open."""
-        values, places = torch.sort(x, -1, descending=True, stable=True)
+        values, places = torch.sort(x, dim=-1, descending=True, stable=True)
         return values[:, :k].contiguous(), places[:, :k].to(torch.int32)
 
     def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from forebay.backends.cpu.namespace import TorchNamespace
 from forebay.runtime import Engine, Model, Request, SamplingParams
 from forebay.runtime import decode_step as decode_step_module
 from forebay.runtime.decode_step import decode_segment
+from forebay.runtime.digests import digest
 from forebay.runtime.forward import HostForward
 from forebay.runtime.models.llama import Llama
-from forebay.runtime.state import RECEIPT_FIELDS, BucketRows, DeviceState, SlotState, digest
+from forebay.runtime.state import RECEIPT_FIELDS, BucketRows, DeviceState, SlotState
 from forebay.specs import AttentionParams, Backend, BlockTable, Buffer, KVGeometry, Pool, Segment, Trace, WriteLoc
 from forebay.specs.dtypes import HostArray
 from tests.runtime.harness import (
@@ -275,7 +276,7 @@ class Rig:
             num_layers=config.num_layers,
         )
         self.pool = backend.create_pool(geometry)
-        self.device = DeviceState(backend, self.SLOTS, self.TABLE, 2)
+        self.device = DeviceState(backend, self.SLOTS, self.TABLE, 2, config.vocab_size)
         self.segments = {b: decode_segment(self.llama, self.pool, self.device, b, "direct") for b in (1, 2, 4, 8)}
         self.traces: dict[int, Trace] = {}
 
