@@ -30,15 +30,18 @@ _LOWER: Final = ((10, 21), (0, 10))
 """Where the other digits begin, and the digits known before them; the last one takes in a bit of the second."""
 _NAN: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
-_ABOVE_INFINITY: Final = 0x7F800000
+_INFINITY: Final = 0x7F800000
 _LOWEST_BITS: Final = 0xFF800000
 
 
 @inner
 def _order(bits: int) -> int:
-    """A float32's bits as an integer that is larger for a larger number, and largest for every NaN."""
-    if bits & 0x7FFFFFFF > _ABOVE_INFINITY:
+    """A float32's bits as an integer that is larger for a larger number, equal for both zeros, and largest for every
+    NaN."""
+    if bits & 0x7FFFFFFF > _INFINITY:
         return int64(_NAN)
+    if bits == _SIGN:
+        return int64(_SIGN)
     return int64(~bits & 0xFFFFFFFF) if bits & _SIGN else int64(bits | _SIGN)
 
 
