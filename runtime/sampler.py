@@ -47,8 +47,17 @@ def processed(b: Backend, logits: Array, rows: SamplingRows, state: SamplingStat
     return xp.add_along(penalised, rows.bias_ids, rows.bias_values(b))
 
 
+def tempered(b: Backend, whole: Array, rows: SamplingRows) -> Array:
+    """Logits float32 ``[B, V]`` counted from their maximum down, over the temperature where a row has one.
+
+    Their maximum is 0, so that no temperature overflows, and a common summand is nothing to a softmax.
+    """
+    xp, temperature = b.xp, rows.number(b, "temperature")
+    return (whole - xp.max(whole)) / xp.where(temperature > 0.0, temperature, 1.0)
+
+
 def kept(b: Backend, scaled: Array, rows: SamplingRows) -> Array:
-    """bool ``[B, V]``: what top-k, then top-p of that, then min-p of that leave of ``scaled``, whose rows have their maximum at 0."""
+    """bool ``[B, V]``: what top-k, then top-p of that, then min-p of that leave of ``scaled``, from :func:`tempered`."""
     xp = b.xp
     among = scaled >= xp.kth_largest(scaled, rows.top_k)
     weight = xp.where(among, xp.exp(scaled), 0.0)
@@ -64,13 +73,11 @@ def choose(b: Backend, logits: Array, rows: SamplingRows, state: SamplingState) 
     """
     xp = b.xp
     whole = processed(b, xp.astype(logits, "float32"), rows, state)
-    temperature = rows.number(b, "temperature")
-    hot = temperature > 0.0
-    # Divided below the maximum, so that no temperature overflows.
-    scaled = (whole - xp.max(whole)) / xp.where(hot, temperature, 1.0)
+    scaled = tempered(b, whole, rows)
     noise = xp.gumbel(xp.reshape(row_keys(rows.seed, rows.position), (-1, 1)), state.token_blocks.get())
     drawn = xp.argmax(xp.where(kept(b, scaled, rows), scaled + noise, LOWEST))
-    return xp.where(xp.reshape(hot, (-1,)), drawn, xp.argmax(whole))
+    hot = xp.reshape(rows.number(b, "temperature") > 0.0, (-1,))
+    return xp.where(hot, drawn, xp.argmax(whole))
 
 
 def log_probabilities(b: Backend, logits: Array, token: Array, top: int) -> tuple[Array, Array]:
