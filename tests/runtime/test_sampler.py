@@ -293,6 +293,30 @@ def test_a_bitmap_and_its_digest_grow_token_by_token() -> None:
     assert Seen.of(SamplingParams(), tokens) == Seen()
 
 
+@pytest.mark.clause("C5", "C13")
+def test_the_device_marks_what_accepted_penalised_rows_were_given_and_nothing_else(
+    backend: Backend, state: SamplingState
+) -> None:
+    penalised, free = SamplingParams(repetition_penalty=1.1), SamplingParams(temperature=1.0)
+    before = Seen.of(penalised, [0, 31, 40])
+    kinds = [
+        (penalised, True),
+        (penalised, False),
+        (free, True),
+        (penalised, True),
+        (penalised, True),
+        (penalised, True),
+    ]
+    tokens = [63, 63, 63, 31, 299, 287]
+    rows = state.upload([Draw(params, 0, 0, before) for params, _ in kinds])
+    accepted = backend.to_device(np.array([a for _, a in kinds]))
+    after = backend.to_host(state.with_tokens(rows, accepted, backend.to_device(np.array(tokens, np.int32))))
+    for row, (params, was_accepted), token in zip(after, kinds, tokens, strict=True):
+        counts = params.penalises and was_accepted
+        want = before.with_token(token) if counts else before
+        np.testing.assert_array_equal(row, want.words(state.words))
+
+
 def test_a_row_of_options_differs_wherever_its_parameters_do() -> None:
     base = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, logit_bias={3: 1.0})
     changes: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,18 +20,17 @@ KINDS = {
     "hot": SamplingParams(temperature=1.0, seed=1),
     "cut": SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.02, seed=2),
     "penalised": SamplingParams(temperature=0.8, repetition_penalty=1.3, seed=3),
-    "penalised greedy": SamplingParams(repetition_penalty=1.3),
+    "penalised greedy": SamplingParams(repetition_penalty=1.3, seed=6),
     "biased": SamplingParams(temperature=1.0, logit_bias={30: 6.0, 31: 5.0, 40: -100.0}, seed=4),
     "informed": SamplingParams(temperature=1.0, logprobs=3, seed=5),
-    "greedy": SamplingParams(),
-    "greedy informed": SamplingParams(logprobs=1),
+    "greedy": SamplingParams(seed=7),
+    "greedy informed": SamplingParams(logprobs=1, seed=8),
 }
 """Requests that differ in every way a row of a step can."""
 
 
 def lasting(params: SamplingParams, max_tokens: int = MADE) -> SamplingParams:
-    fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
-    return SamplingParams(**fields | {"max_tokens": max_tokens, "ignore_eos": True})
+    return replace(params, max_tokens=max_tokens, ignore_eos=True)
 
 
 PARAMS = [lasting(p, MADE + i) for i, p in enumerate(KINDS.values())]
@@ -205,8 +205,7 @@ def test_a_drawn_token_stops_its_request_on_the_device(
 ) -> None:
     whole = alone[0]
     at = next(i for i in range(3, len(whole)) if whole.index(whole[i]) == i)
-    fields = {name: getattr(PARAMS[0], name) for name in PARAMS[0].__dataclass_fields__}
-    params = SamplingParams(**fields | {"stop_token_ids": (whole[at],)})
+    params = replace(PARAMS[0], stop_token_ids=(whole[at],))
     with make_engine(tiny_model, backend, arm=arm, slots=2, block_size=4, max_len=64, read_behind=2) as engine:
         stopped, other = engine.generate([PROMPTS[0], PROMPTS[2]], [params, PARAMS[2]])
     assert (stopped.token_ids, stopped.finish_reason) == (whole[: at + 1], "stop")
