@@ -120,9 +120,9 @@ class NumpyArrays:
 
     def mass_cutoff(self, p: DeviceArray, mass: DeviceArray) -> DeviceArray:
         falling = np.take_along_axis(p.bits, in_falling_order(p.bits), 1)
-        reached = np.cumsum(falling, -1, dtype=np.float64) >= mass.bits
-        found = np.take_along_axis(falling, reached.argmax(-1)[:, None], 1)
-        return DeviceArray(np.where(reached.any(-1)[:, None], found, -np.inf).astype(np.float32), p.dtype)
+        reached: HostArray = np.cumsum(falling, -1, dtype=np.float64) >= mass.bits
+        found = np.take_along_axis(falling, np.argmax(reached, -1)[:, None], 1)
+        return DeviceArray(np.where(np.any(reached, -1, keepdims=True), found, -np.inf).astype(np.float32), p.dtype)
 
     def gumbel(self, keys: DeviceArray, blocks: DeviceArray) -> DeviceArray:
         return draws.gumbel(self, keys, blocks)

@@ -51,8 +51,8 @@ def choose(backend: Backend, state: SamplingState, logits: HostArray, draws: Seq
 # -- the sets that are kept --------------------------------------------------------------------------------------------
 def warped(logits: HostArray, params: SamplingParams, tokens: Sequence[int]) -> HostArray:
     """What transformers makes of the logits, -inf where it drops them; the bias is added where it adds its own."""
-    scores = torch.from_numpy(logits.copy())
-    ids = torch.tensor([list(tokens)] * len(logits))
+    scores: Any = torch.from_numpy(logits.copy())
+    ids: Any = torch.tensor([list(tokens)] * len(logits))
     if params.repetition_penalty != 1:
         scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
     for token, value in params.bias:
@@ -68,7 +68,7 @@ def warped(logits: HostArray, params: SamplingParams, tokens: Sequence[int]) -> 
     return result
 
 
-GRID = [
+GRID: list[dict[str, Any]] = [
     {"temperature": t, "top_k": k, "top_p": p, "min_p": m, "repetition_penalty": r}
     for t, k, p, m, r in itertools.product(
         (0.3, 1.0, 1.7), (0, 1, 7, 400), (0.01, 0.5, 0.95, 1.0), (0.0, 0.2), (1.0, 1.4)
@@ -108,7 +108,7 @@ def chi_square(counts: HostArray, probabilities: HostArray) -> float:
     assert counts[probabilities == 0].sum() == 0, "a token that cannot be drawn was drawn"
     statistic = float((((counts - expected) ** 2)[used] / expected[used]).sum())
     freedom = int(used.sum()) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
+    return (statistic - freedom) / float(np.sqrt(2 * freedom))
 
 
 @pytest.mark.clause("C4")
@@ -222,7 +222,8 @@ def test_a_bias_bans_and_forces(backend: Backend, state: SamplingState, temperat
 def test_equal_logits_are_kept_together(backend: Backend, state: SamplingState) -> None:
     logits = np.zeros((400, VOCABULARY), np.float32)
     logits[:, [5, 100, 299]] = 3.0
-    for options in ({"top_k": 1}, {"top_k": 2}, {"top_p": 0.01}, {"min_p": 1.0}):
+    kinds: tuple[dict[str, Any], ...] = ({"top_k": 1}, {"top_k": 2}, {"top_p": 0.01}, {"min_p": 1.0})
+    for options in kinds:
         tokens = choose(backend, state, logits, draws_of(SamplingParams(temperature=1.0, **options), 400))
         assert set(tokens) == {5, 100, 299}
     assert choose(backend, state, logits, draws_of(SamplingParams(), 400)) == [5] * 400
@@ -231,7 +232,12 @@ def test_equal_logits_are_kept_together(backend: Backend, state: SamplingState) 
 def test_logits_at_the_ends_of_float32_are_no_trouble(backend: Backend, state: SamplingState) -> None:
     logits = np.full((50, VOCABULARY), -np.inf, np.float32)
     logits[:, 7], logits[:, 8], logits[:, 9] = 3e38, -3e38, 2.9e38
-    for options in ({"temperature": 1.0}, {"temperature": 1e-5}, {"temperature": 1e5, "top_p": 0.5}):
+    kinds: tuple[dict[str, Any], ...] = (
+        {"temperature": 1.0},
+        {"temperature": 1e-5},
+        {"temperature": 1e5, "top_p": 0.5},
+    )
+    for options in kinds:
         assert choose(backend, state, logits, draws_of(SamplingParams(**options), 50)) == [7] * 50
 
 

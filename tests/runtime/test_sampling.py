@@ -75,8 +75,8 @@ def test_captured_steps_have_the_bits_of_hostfree_ones(
         ):
             results = engine.generate(PROMPTS, PARAMS)
         runs.append((steps, [(r.token_ids, r.logprobs) for r in results]))
-    (ran, results), (replayed, again) = runs
-    assert results == again
+    (ran, told), (replayed, again) = runs
+    assert told == again
     assert len(ran) == len(replayed)
     for a, b in zip(ran, replayed, strict=True):
         assert (a.bucket, a.variant, a.emits.keys()) == (b.bucket, b.variant, b.emits.keys())
@@ -120,6 +120,23 @@ def test_plain_greedy_traffic_runs_the_plain_step(
         engine.generate([prompt(3), prompt(4)], greedy)
         assert {tuple(step.emits) for step in steps} == {("receipt",)}
         assert {lane["variant"] for lane in engine.report()["lanes"]} == {"greedy"}
+
+
+@pytest.mark.clause("C4")
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "params", [p for p in PARAMS if p.logprobs is None], ids=[n for n in KINDS if "informed" not in n]
+)
+def test_a_sequence_goes_on_as_it_would_have_from_wherever_it_is_taken_up(
+    tiny_model: Model, backend: Backend, arm: str, params: SamplingParams
+) -> None:
+    """A draw depends on seed and position: what was made may be a prompt as well, so recomputing a sequence changes nothing."""
+    with make_engine(tiny_model, backend, arm=arm, slots=4, block_size=4, max_len=64) as engine:
+        whole = engine.generate([prompt(5)], replace(params, max_tokens=14))[0].token_ids
+        cuts = [1, 2, 7, 13]
+        parts = [replace(params, max_tokens=14 - cut) for cut in cuts]
+        found = tokens_of(engine.generate([[*prompt(5), *whole[:cut]] for cut in cuts], parts))
+    assert found == [whole[cut:] for cut in cuts]
 
 
 def test_other_seeds_give_other_tokens_and_the_seed_chosen_for_one_is_told(tiny_model: Model, backend: Backend) -> None:

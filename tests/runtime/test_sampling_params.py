@@ -15,13 +15,14 @@ from forebay.runtime.variants import GREEDY, Variant, variant_for
 from forebay.specs.errors import InvalidInput
 
 NAN, INF = float("nan"), float("inf")
-NUMBERS = {
+Cases = dict[str, tuple[list[Any], list[Any], str]]
+NUMBERS: Cases = {
     "temperature": ([0, 0.0, 1e-5, 1, 1e5], [-1e-9, 1e-6, 1.1e5], "0 or a number from 1e-05 to 100000"),
     "top_p": ([1e-6, 0.5, 1], [0, -0.1, 1.0001, 1e-40], "a number in (0, 1]"),
     "min_p": ([0, 0.05, 1], [-0.1, 1.0001], "a number in [0, 1]"),
     "repetition_penalty": ([0.01, 1, 1.3, 100], [0, -1, 0.009, 101], "a number in [0.01, 100]"),
 }
-WHOLE = {
+WHOLE: Cases = {
     "max_tokens": ([1, 10**6], [0, -1], "an int >= 1"),
     "top_k": ([0, 1, 2**31 - 1], [-1, 2**31], "an int from 0 to 2147483647"),
     "seed": ([None, 0, -(2**31), 2**31 - 1], [2**31, -(2**31) - 1], "None or an int of 32 bits"),
@@ -30,10 +31,16 @@ WHOLE = {
 }
 
 
+def made(field: str, value: Any) -> Any:
+    """What SamplingParams keep of one field."""
+    fields: dict[str, Any] = {field: value}
+    return getattr(SamplingParams(**fields), field)
+
+
 def refused(field: str, value: Any, expected: str) -> None:
     says = f"SamplingParams.{field}: got {value!r}, expected {expected}"
     with pytest.raises(InvalidInput, match=f"^{re.escape(says)}") as caught:
-        SamplingParams(**{field: value})
+        made(field, value)
     assert "\n" not in str(caught.value)
 
 
@@ -42,7 +49,7 @@ def test_a_number_is_finite_in_its_range_and_of_a_numbers_type(field: str) -> No
     good, bad, expected = NUMBERS[field]
     for value in good:
         for given in (value, np.float64(value)):
-            kept = getattr(SamplingParams(**{field: given}), field)
+            kept = made(field, given)
             assert (kept, type(kept)) == (value, float)
     for wrong in (*bad, NAN, INF, -INF, True, "1", None, [1], np.float32(NAN)):
         refused(field, wrong, expected)
@@ -53,7 +60,7 @@ def test_a_whole_number_is_in_its_range_and_of_an_ints_type(field: str) -> None:
     good, bad, expected = WHOLE[field]
     for value in good:
         for given in (value,) if value is None else (value, np.int64(value)):
-            kept = getattr(SamplingParams(**{field: given}), field)
+            kept = made(field, given)
             assert (kept, type(kept)) == (value, type(value))
     for wrong in (*bad, True, 1.0, np.float32(1), "1", [1]):
         refused(field, wrong, expected)
@@ -125,7 +132,7 @@ def test_stops_and_switches() -> None:
         ("ignore_eos", 1, "True or False"),
     ):
         with pytest.raises(InvalidInput, match=rf"^SamplingParams.{field}: got .*, expected {expected}"):
-            SamplingParams(**{field: bad})  # type: ignore[arg-type]
+            made(field, bad)
 
 
 def test_parameters_are_hashable_and_equal_by_what_they_mean() -> None:
