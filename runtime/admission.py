@@ -14,7 +14,7 @@ from .model import Model
 from .models.config import ModelConfig
 from .models.tokenizer import Tokenizer
 from .request import Prompt, Request
-from .sampling import SamplingParams, seed_of
+from .sampling import SamplingParams, check_vocabulary, seed_of
 
 MAX_STOP_TOKENS: Final = 8
 """Stop tokens a slot has room for on the device."""
@@ -50,11 +50,7 @@ def checked_request(
         raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
     ids = prompt_token_ids(prompt, model.tokenizer, model.config, what)
     request = Request(index, ids, params, _stop_tokens(params, model.config, what), seed_of(params))
-    for token, _ in params.bias:
-        if token >= model.config.vocab_size:
-            raise InvalidInput(
-                f"{what}: biased token {token} is not in the vocabulary (0 to {model.config.vocab_size - 1})"
-            )
+    check_vocabulary(params, model.config.vocab_size, what)
     total = len(ids) + params.max_tokens
     size = f"{what}: {len(ids)} prompt tokens and max_tokens={params.max_tokens}"
     if total > max_len:

@@ -112,6 +112,22 @@ def seed_of(params: SamplingParams) -> int:
     return secrets.randbits(31) if params.seed is None else params.seed
 
 
+def check_vocabulary(params: SamplingParams, vocab_size: int, what: str) -> None:
+    """Refuse parameters that ask for tokens a model does not have.
+
+    Raises:
+        InvalidInput: a biased token outside the vocabulary, or log-probabilities of one with fewer tokens than a step reports.
+    """
+    for token, _ in params.bias:
+        if token >= vocab_size:
+            raise InvalidInput(f"{what}: biased token {token} is not in the vocabulary (0 to {vocab_size - 1})")
+    if params.logprobs is not None and vocab_size < MAX_LOGPROBS:
+        raise InvalidInput(
+            f"{what}: log-probabilities need a vocabulary of at least {MAX_LOGPROBS} tokens, this one has {vocab_size}; "
+            "leave logprobs at None"
+        )
+
+
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)
 _HOTTEST: Final = 1e5
 _COLDEST: Final = 1e-5

@@ -58,10 +58,12 @@ class Seen:
     @classmethod
     def of(cls, params: SamplingParams, tokens: Iterable[int]) -> Seen:
         """Of prompt and output so far, where ``params`` look at them; else of nothing, so that nobody has to keep count."""
-        seen = cls()
-        for token in set(tokens) if params.penalises else ():
-            seen = seen.with_token(token)
-        return seen
+        ids = np.fromiter(tokens, np.int64) if params.penalises else np.zeros(0, np.int64)
+        if not len(ids):
+            return cls()
+        words = np.zeros(int(ids.max()) // WORD + 1, np.uint32)
+        np.bitwise_or.at(words, ids // WORD, np.uint32(1) << (ids % WORD).astype(np.uint32))
+        return cls(int.from_bytes(words.astype("<u4").tobytes(), "little"), digest(words.view(np.int32)))
 
     def with_token(self, token: int) -> Seen:
         """With one more token."""

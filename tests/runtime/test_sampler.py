@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from forebay.runtime import SamplingParams
+from forebay.runtime import SamplingParams, open_backend
 from forebay.runtime.digests import digest
 from forebay.runtime.sampler import Chosen, HostSampler, kept, processed, tempered
 from forebay.runtime.sampling_rows import Draw, SamplingState, Seen, options_row
@@ -269,6 +269,29 @@ def test_a_row_is_the_same_alone_and_among_any_others(backend: Backend, state: S
     assert lengths == [20, None, 1, 0, 5]
 
 
+@pytest.mark.clause("D5")
+def test_threads_and_company_change_no_bit_over_a_large_vocabulary() -> None:
+    """Rows so long that the array library shares them out over its threads."""
+    vocabulary, random = 49_152, np.random.default_rng(1)
+    logits = (random.standard_normal((4, vocabulary)) * 3).astype(np.float32)
+    params = [
+        SamplingParams(temperature=1.0, logprobs=5),
+        SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.2, logprobs=5),
+        SamplingParams(temperature=1.2, top_p=0.99, logprobs=5),
+        SamplingParams(logprobs=5),
+    ]
+    draws = [Draw(p, i, 9, Seen.of(p, range(0, vocabulary, 7))) for i, p in enumerate(params)]
+    torch_threads, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        with open_backend("cpu", threads=threads) as backend:
+            sampler = HostSampler(backend, SamplingState(backend, 1, vocabulary))
+            found.append(sampler.choose(backend.to_device(logits), draws))
+            for i, draw in enumerate(draws):
+                found.append(sampler.choose(backend.to_device(logits[i : i + 1]), [draw]))
+    torch.set_num_threads(torch_threads)
+    assert found[0] == found[5] == [c for (c,) in found[1:5]] == [c for (c,) in found[6:]]
+
+
 # -- log-probabilities -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("asked", [0, 1, 3, 5, 20])
 def test_logprobs_are_those_of_the_raw_distribution(backend: Backend, state: SamplingState, asked: int) -> None:
@@ -296,7 +319,7 @@ def test_a_bitmap_and_its_digest_grow_token_by_token() -> None:
         assert set(np.flatnonzero(bits).tolist()) == tokens
         assert seen.digest == digest(bitmap)
     assert seen == Seen.of(params, tokens)
-    assert Seen.of(SamplingParams(), tokens) == Seen()
+    assert Seen.of(SamplingParams(), tokens) == Seen.of(params, []) == Seen()
 
 
 @pytest.mark.clause("C5", "C13")

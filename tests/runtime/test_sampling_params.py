@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.runtime import SamplingParams
-from forebay.runtime.sampling import MAX_LOGIT_BIAS, seed_of
+from forebay.runtime.sampling import MAX_LOGIT_BIAS, check_vocabulary, seed_of
 from forebay.runtime.variants import GREEDY, Variant, variant_for
 from forebay.specs.errors import InvalidInput
 
@@ -140,6 +140,18 @@ def test_parameters_are_hashable_and_equal_by_what_they_mean() -> None:
     other = SamplingParams(temperature=1.0, logit_bias=((4, 2.0),), stop=("x",))
     assert {one: 1}[other] == 1
     assert not isinstance(one.logit_bias, Mapping)
+
+
+def test_tokens_a_model_does_not_have_are_refused() -> None:
+    check_vocabulary(SamplingParams(logit_bias={99: 1.0}, logprobs=20), 100, "prompt 1")
+    check_vocabulary(SamplingParams(temperature=1.0, logit_bias={18: 1.0}), 19, "prompt 1")
+    with pytest.raises(InvalidInput, match=r"^prompt 2: biased token 100 is not in the vocabulary \(0 to 99\)"):
+        check_vocabulary(SamplingParams(logit_bias={3: 1.0, 100: 1.0}), 100, "prompt 2")
+    says = (
+        r"^prompt: log-probabilities need a vocabulary of at least 20 tokens, this one has 19; leave logprobs at None"
+    )
+    with pytest.raises(InvalidInput, match=says):
+        check_vocabulary(SamplingParams(logprobs=0), 19, "prompt")
 
 
 def test_a_seed_of_nobodys_choice_is_another_each_time() -> None:
