@@ -12,6 +12,8 @@ import numpy as np
 
 from forebay.specs.errors import InvalidInput
 
+from .digests import wrapped
+
 MAX_LOGIT_BIAS: Final = 64
 """Biased tokens a slot has room for on the device."""
 MAX_LOGPROBS: Final = 20
@@ -110,6 +112,14 @@ class SamplingParams:
 def seed_of(params: SamplingParams) -> int:
     """The seed of a request: its own, or one from the system's entropy, 31 bits."""
     return secrets.randbits(31) if params.seed is None else params.seed
+
+
+def fork_seed(seed: int, index: int) -> int:
+    """The seed of result ``index`` of one prompt: that of result 0 is ``seed``, and as an own request's it gives the same tokens.
+
+    Steps of the 32-bit golden ratio: no two results of one prompt share a seed.
+    """
+    return wrapped(seed + index * 0x9E3779B1)
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int, what: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.runtime import SamplingParams
-from forebay.runtime.sampling import MAX_LOGIT_BIAS, check_vocabulary, seed_of
+from forebay.runtime.sampling import MAX_LOGIT_BIAS, check_vocabulary, fork_seed, seed_of
 from forebay.runtime.variants import GREEDY, Variant, variant_for
 from forebay.specs.errors import InvalidInput
 
@@ -159,6 +159,15 @@ def test_a_seed_of_nobodys_choice_is_another_each_time() -> None:
     drawn = {seed_of(SamplingParams()) for _ in range(50)}
     assert len(drawn) > 45
     assert all(0 <= seed < 2**31 for seed in drawn)
+
+
+def test_results_of_one_prompt_have_seeds_of_their_own() -> None:
+    for seed in (0, 1, -(2**31), 2**31 - 1):
+        seeds = [fork_seed(seed, i) for i in range(10_000)]
+        assert seeds[0] == seed
+        assert len(set(seeds)) == 10_000
+        assert all(SamplingParams(seed=s).seed == s for s in seeds[:100])
+    assert {fork_seed(5, i) for i in range(1000)}.isdisjoint(fork_seed(6, i) for i in range(1000))
 
 
 S = SamplingParams
