@@ -10,6 +10,7 @@ import pytest
 from forebay.runtime import Engine, Model, Request, SamplingParams
 from forebay.runtime.lanes import Lanes
 from forebay.runtime.state import DeviceState
+from forebay.runtime.variants import Variant
 from forebay.specs import Backend, Buffer, Ticket
 from tests.runtime.harness import changed_blocks, contents, make_engine, poison, prompt
 
@@ -27,14 +28,14 @@ def writes_checked(
     """At each step only the block at a running row's position may change; nothing for rows the device must refuse."""
     whole = Lanes.step
 
-    def step(lanes: Lanes, bucket: int) -> Ticket:
+    def step(lanes: Lanes, bucket: int, variant: Variant) -> Ticket:
         allowed = {
             r.blocks[engine._core.decoder.ledger.next_position(slot) // BLOCK]
             for slot, r in engine._core.running.items()
             if slot < bucket and not refused(r)
         }
         before = contents(engine.backend, engine._parts.pool)
-        ticket = whole(lanes, bucket)
+        ticket = whole(lanes, bucket, variant)
         assert changed_blocks(before, contents(engine.backend, engine._parts.pool)) <= allowed
         return ticket
 

@@ -9,7 +9,8 @@ import pytest
 
 from forebay.runtime import Model
 from forebay.runtime.decode_step import decode_segment
-from forebay.runtime.state import RECEIPT_FIELDS, DeviceState, SlotState, digest
+from forebay.runtime.digests import digest
+from forebay.runtime.state import RECEIPT_FIELDS, DeviceState, SlotState
 from forebay.specs import Backend, KVGeometry, Trace
 from forebay.specs.dtypes import HostArray
 from tests.runtime.harness import bits, changed_blocks, contents, poison
@@ -35,7 +36,7 @@ class Rig:
             num_layers=config.num_layers,
         )
         self.pool = backend.create_pool(geometry)
-        self.device = DeviceState(backend, self.SLOTS, self.TABLE, 2)
+        self.device = DeviceState(backend, self.SLOTS, self.TABLE, 2, config.vocab_size)
         self.segments = {b: decode_segment(self.llama, self.pool, self.device, b, "direct") for b in (1, 2, 4, 8)}
         self.traces: dict[int, Trace] = {}
 
