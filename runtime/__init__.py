@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .model import Model, load_model
     from .request import GenerationResult, Request
+    from .sampler import TokenLogprobs
     from .sampling import SamplingParams
     from .selection import open_backend
     from .settings import Settings
@@ -29,6 +30,7 @@ __all__ = [
     "Request",
     "SamplingParams",
     "Settings",
+    "TokenLogprobs",
     "load_model",
     "open_backend",
 ]
@@ -43,6 +45,7 @@ _HOMES: Final = {
     "Request": "request",
     "SamplingParams": "sampling",
     "Settings": "settings",
+    "TokenLogprobs": "sampler",
     "load_model": "model",
     "open_backend": "selection",
 }

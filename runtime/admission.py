@@ -16,16 +16,12 @@ from .model import Model
 from .models.config import ModelConfig
 from .models.tokenizer import Tokenizer
 from .request import Prompt, Request
-from .sampling import SamplingParams
+from .sampling import SamplingParams, check_vocabulary, fork_seed, seed_of
 
 MAX_STOP_TOKENS: Final = 8
 """Stop tokens a slot has room for on the device."""
 
 MAX_PRIORITY: Final = 1000
-
-_SEED_STEP: Final = 0x9E3779B1
-_SAMPLE_STEP: Final = 0x85EBCA6B
-"""Odd numbers that keep seeds apart: of engines with neighbouring seeds, and of the samples of one request."""
 
 
 def pair_with_params(
@@ -109,13 +105,15 @@ def checked_requests(
         raise InvalidInput(f"{what}: got {type(params).__name__}, expected SamplingParams")
     ids = prompt_token_ids(prompt, model.tokenizer, model.config, what)
     stop = _stop_tokens(params, model.config, what)
+    check_vocabulary(params, model.config.vocab_size, what)
+    seed = seed_of(params, base_seed, index)
     family = [
         Request(
             index + sample,
             ids,
             params,
             stop,
-            seed=_seed(params, base_seed, index, sample),
+            seed=fork_seed(seed, sample),
             priority=options.priority,
             salt=options.cache_salt,
             deadline=None if options.deadline is None else now + options.deadline,
@@ -134,12 +132,6 @@ def checked_requests(
             f"({there * geometry.block_size} tokens); raise num_blocks or lower max_tokens"
         )
     return family
-
-
-def _seed(params: SamplingParams, base: int, index: int, sample: int) -> int:
-    """The seed of one sample: the request's own, or one from the engine's seed and its order of arrival; 32 bits, signed."""
-    own = base * _SEED_STEP + index if params.seed is None else params.seed
-    return (own + sample * _SAMPLE_STEP + 2**31) % 2**32 - 2**31
 
 
 def _stop_tokens(params: SamplingParams, config: ModelConfig, what: str) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ from .models.llama import Llama, LoadProgress
 from .offload import Offload
 from .prefill import DevicePrefill, HostPrefill, Prefill
 from .prefix_cache import PrefixCache
+from .sampler import HostSampler
+from .sampling_rows import SamplingState
 from .selection import open_backend
 from .settings import Settings
 from .sizing import longest_sequence, pool_geometry
@@ -71,13 +73,13 @@ def assemble(
     pool = backend.create_pool(geometry)
     made.callback(backend.release, pool)
     llama = bind(model, backend, max_len, made, progress)
-    device = DeviceState(backend, settings.slots, table_len, MAX_STOP_TOKENS)
+    device = DeviceState(backend, settings.slots, table_len, MAX_STOP_TOKENS, model.config.vocab_size)
     for buffer in device.buffers:
         made.callback(backend.release, buffer)
-    forward = HostForward(backend, llama, pool, table_len, settings.attention)
+    forward = HostForward(backend, llama, pool, HostSampler(backend, device.sampling), table_len, settings.attention)
     lanes = Lanes(
         backend,
-        lambda bucket: decode_segment(llama, pool, device, bucket, settings.attention),
+        lambda bucket, variant: decode_segment(llama, pool, device, bucket, settings.attention, variant),
         settings.slots,
         capture_mode(arm, settings.capture),
         settings.max_rewarm,
@@ -132,5 +134,8 @@ def _host_prefill(
     table_len = -(-max_len // pool.geometry.block_size)
     host_pool = host.create_pool(replace(pool.geometry, num_blocks=table_len + 1))
     made.callback(host.release, host_pool)
-    forward = HostForward(host, weights, host_pool, table_len, settings.attention)
+    sampling = SamplingState(host, 1, model.config.vocab_size)
+    for buffer in (*sampling.reads, *sampling.updates):
+        made.callback(host.release, buffer)
+    forward = HostForward(host, weights, host_pool, HostSampler(host, sampling), table_len, settings.attention)
     return HostPrefill(forward, host, host_pool, device, pool)

@@ -22,6 +22,8 @@ from .offload import Offload
 from .prefill import Prefill
 from .request import FinishReason, Request
 from .room import Room
+from .sampler import Chosen
+from .sampling_rows import Draw, Seen
 from .stop_strings import StopStrings
 from .waiting import WaitingQueue
 
@@ -185,17 +187,19 @@ class EngineCore:
             if ends:
                 self.counts["prefills"] += 1
                 self.cache.publish(request)
-            for member, token in first.items():
+            for member, chosen in first.items():
                 if member is not request:
                     self._fork(request, member)
-                self._take(member, token)
+                self._take(member, chosen)
         if not request.finished and request.computed == request.to_compute:
             self.decoder.seed(request)
 
-    def _first_tokens(self, request: Request, logits: Array) -> dict[Request, int]:
+    def _first_tokens(self, request: Request, logits: Array) -> dict[Request, Chosen]:
         """The first token of a request and of its siblings, all drawn from the one row of ``logits``."""
         family = [*(s for s in request.siblings if not s.finished and not s.token_ids), request]
-        return dict(zip(family, self._prefill.forward.choose(logits) * len(family), strict=True))
+        seen = Seen.of(request.params, request.prompt)
+        draws = [Draw(member.params, member.seed, len(request.prompt) - 1, seen) for member in family]
+        return dict(zip(family, self._prefill.forward.choose(logits, draws), strict=True))
 
     def _fork(self, request: Request, sibling: Request) -> None:
         """A further sample begins with the blocks of the first one, and waits for a slot."""
@@ -249,7 +253,7 @@ class EngineCore:
                 for result in results:
                     self._settle(result)
         except StaleTrace as error:
-            self._end_all(error)
+            self._lose_device(error)
             raise
 
     def _settle(self, result: Release | Mismatch) -> None:
@@ -259,7 +263,7 @@ class EngineCore:
             return
         request.reseeds = 0
         request.computed += 1
-        self._take(request, result.token, retired=result.ended)
+        self._take(request, result, retired=result.ended)
 
     def _restart(self, request: Request, mismatch: Mismatch) -> None:
         """A receipt did not match: release nothing, compute the KV of the known tokens anew, seed again (clause C5c)."""
@@ -278,13 +282,13 @@ class EngineCore:
         parked = [r for r in self.waiting if r.blocks]
         self.cache.distrust([*computing, *parked], self.decoder.last_ticket)
 
-    def _take(self, request: Request, token: int, *, retired: bool = True) -> None:
+    def _take(self, request: Request, made: Chosen | Release, *, retired: bool = True) -> None:
         """Release a token; end the request if it is the last."""
-        request.take(token)
+        request.take(made.token, made.logprobs)
         self._stop_strings.check(request)
         self._latencies.released(request)
         self.counts["tokens"] += 1
-        self._released.append((request, token))
+        self._released.append((request, made.token))
         if request.finish_reason is not None:
             self.end(request, request.finish_reason, retired=retired)
 
@@ -321,7 +325,14 @@ class EngineCore:
             if not member.finished:
                 self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
 
-    def _end_all(self, error: ForebayError) -> None:
+    def end_all(self, error: Cancelled) -> None:
+        """End every request without asking the device, whose memory is about to be freed."""
+        for request in (*self.waiting, *self.running.values()):
+            for member in (request, *request.siblings):
+                if not member.finished:
+                    self.end(member, "cancelled", error, retired=True)
+
+    def _lose_device(self, error: ForebayError) -> None:
         """The device cannot be trusted any more: give up every running request and what waiting ones hold."""
         for request in tuple(self.running.values()):
             self.end(request, "error", error, retired=True)

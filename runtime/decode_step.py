@@ -11,15 +11,26 @@ from forebay.specs.segment import Buffer, Segment
 from forebay.specs.write_loc import IDLE_POSITION, BlockTable, WriteLoc
 
 from .models.llama import KVContext, Llama
+from .sampler import choose, log_probabilities
 from .state import BucketRows, DeviceState
+from .variants import GREEDY, Variant
 
 
 def decode_segment(
-    model: Llama, pool: Pool, state: DeviceState, bucket: int, path: str, *, emit_logits: bool = False
+    model: Llama,
+    pool: Pool,
+    state: DeviceState,
+    bucket: int,
+    path: str,
+    variant: Variant = GREEDY,
+    *,
+    emit_logits: bool = False,
 ) -> Segment:
     """One step over the first ``bucket`` slots.
 
-    Emits ``receipt`` int32 ``[bucket, len(RECEIPT_FIELDS)]`` and, for comparisons of bits, ``logits [bucket, vocab]``.
+    Emits ``receipt`` int32 ``[bucket, len(RECEIPT_FIELDS)]`` and, for comparisons of bits, ``logits [bucket, vocab]``. A sampled step
+    also emits ``sampling`` int32 ``[bucket, len(SAMPLING_FIELDS)]``, and with n log-probabilities ``top_ids`` int32 ``[bucket, n]`` and
+    ``logprobs`` float32 ``[bucket, 1 + n]``, the chosen token's first.
     """
 
     def step(b: Backend) -> tuple[Mapping[Buffer, Array], Mapping[str, Array]]:
@@ -39,17 +50,26 @@ def decode_segment(
         )
         hidden = model.forward(b, xp.where(accepted, rows.token, 0), position, context)
         logits = model.logits(b, hidden)
-        next_token = xp.argmax(logits)
-        updates = _advance(b, state, rows, accepted, next_token)
-        emits = {"receipt": rows.receipt(b, accepted, next_token)}
-        return updates, emits | ({"logits": logits} if emit_logits else {})
+        emits = {"logits": logits} if emit_logits else {}
+        updates: dict[Buffer, Array] = {}
+        if variant.sampled:
+            sampling = rows.sampling(state)
+            next_token = choose(b, logits, sampling, state.sampling)
+            updates[state.sampling.seen] = state.sampling.with_tokens(sampling, accepted, next_token)
+            emits["sampling"] = state.sampling.receipt(sampling)
+        else:
+            next_token = xp.argmax(logits)
+        if variant.logprobs:
+            emits["top_ids"], emits["logprobs"] = log_probabilities(b, logits, next_token, variant.logprobs)
+        emits["receipt"] = rows.receipt(b, accepted, next_token)
+        return updates | _advance(b, state, rows, accepted, next_token), emits
 
     return Segment(
         "decode",
         step,
-        key=(bucket, state.table_len, path, pool.geometry.dtype, pool.generation),
-        reads=(*model.buffers, *state.reads),
-        updates=state.updates,
+        key=(bucket, str(variant), state.table_len, path, pool.geometry.dtype, pool.generation),
+        reads=(*model.buffers, *state.reads, *(state.sampling.reads if variant.sampled else ())),
+        updates=(*state.updates, *(state.sampling.updates if variant.sampled else ())),
         pools=(pool,),
     )
 

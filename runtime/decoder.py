@@ -11,7 +11,9 @@ from .forward import HostForward
 from .lanes import Lanes
 from .ledger import Ledger, Mismatch, Release
 from .request import Request
+from .sampling_rows import Seen
 from .state import DeviceState, SlotState
+from .variants import variant_for
 
 
 class Decoder:
@@ -60,6 +62,8 @@ class Decoder:
             seed=request.seed,
             blocks=tuple(request.blocks),
             stop=request.stop,
+            params=request.params,
+            seen=Seen.of(request.params, request.known),
         )
         if not self._eager:
             self.device.seed(slot, state)
@@ -86,7 +90,8 @@ class Decoder:
     def dispatch(self) -> None:
         """Send one step over the active slots on its way."""
         bucket = self.lanes.bucket_for(max(self.ledger.active))
-        self.last_ticket = self.lanes.step(bucket)
+        variant = variant_for(self.ledger.state(slot).params for slot in self.ledger.active)
+        self.last_ticket = self.lanes.step(bucket, variant)
         self.ledger.dispatched(self.last_ticket, bucket)
         self.steps += 1
 
@@ -103,13 +108,13 @@ class Decoder:
         """One step in which the host supplies ids, position and slot; its tokens."""
         active = self.ledger.active
         states = [self.ledger.state(slot) for slot in active]
-        tokens = self._forward.choose(self._forward.decode(states))
+        tokens = self._forward.choose(self._forward.decode(states), [s.draw for s in states])
         self.steps += 1
         released = []
-        for slot, token in zip(active, tokens, strict=True):
-            ended = self.ledger.state(slot).ends_with(token)
-            self.ledger.advance(slot, token)
-            released.append(Release(slot, token, ended))
+        for slot, chosen in zip(active, tokens, strict=True):
+            ended = self.ledger.state(slot).ends_with(chosen.token)
+            self.ledger.advance(slot, chosen.token)
+            released.append(Release(slot, chosen.token, ended, chosen.logprobs))
         return released
 
     def give_up(self) -> Iterator[Ticket]:

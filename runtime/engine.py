@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.specs.backend import Backend
-from forebay.specs.errors import InvalidInput
+from forebay.specs.errors import Cancelled, InvalidInput
 
 from .admission import RequestOptions, checked_requests, pair_with_params
 from .assembly import assemble
@@ -103,14 +103,14 @@ class Engine:
             self._parts = assemble(model, backend, self.settings, made, clock=clock, progress=progress)
             self._made = made.pop_all()
         self._core = self._parts.core
+        self.arm = self._parts.arm
 
     # -- life ------------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """End every request and free the traces, the pool, the state and the weights; the backend stays open."""
-        for request in () if self._closed else (*self._core.waiting, *self._core.running.values()):
-            with suppress(Exception):  # what is wrong with the device must not keep its memory
-                self.cancel(request, "the engine was closed")
-        self._closed = True
+        """End every request, free the traces, the pool, the state and the weights; the backend stays open."""
+        if not self._closed:
+            self._closed = True
+            self._core.end_all(Cancelled("the engine was closed"))
         self._made.close()
 
     def __enter__(self) -> Self:
@@ -214,6 +214,11 @@ class Engine:
         """End a request, and the samples that come of it, wherever it stands, and give back what it holds."""
         self._core.cancel(request, why)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; what requests hold stays theirs."""
+        if self._core.cache.prefix is not None:
+            self._core.cache.prefix.clear()
+
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
@@ -231,10 +236,6 @@ class Engine:
         self._check_open()
         self._end_dropped()
         return self._core.step()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidInput("the engine is closed; make a new one")
 
     def _end_dropped(self) -> None:
         """Cancel the requests of streams that nobody holds any more."""
@@ -258,13 +259,17 @@ class Engine:
         self._arrivals += len(family)
         return family
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInput("the engine is closed; make a new one")
+
     # -- report ----------------------------------------------------------------------------------------------------------
     def report(self) -> dict[str, Any]:
         """What the engine is, did and holds, as plain data; the keys are those of :mod:`.report`."""
         self._end_dropped()
         parts, core = self._parts, self._core
         return {
-            **describe(self.settings, parts.arm, self.backend, self.model, parts.max_len),
+            **describe(self.settings, self.arm, self.backend, self.model, parts.max_len),
             "counters": self.backend.counters.as_dict(),
             "engine": core.report(),
             "requests": {"waiting": len(core.waiting), "running": len(core.running)},

@@ -12,16 +12,21 @@ from forebay.specs.pool import Pool
 from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .models.llama import KVContext, Llama
+from .sampler import Chosen, HostSampler
+from .sampling_rows import Draw
 from .state import SlotState
 
 
 class HostForward:
     """Runs the model op by op, outside any Segment, with numpy ids that the doors check before any device work."""
 
-    def __init__(self, backend: Backend, model: Llama, pool: Pool, table_len: int, path: str) -> None:
+    def __init__(
+        self, backend: Backend, model: Llama, pool: Pool, sampler: HostSampler, table_len: int, path: str
+    ) -> None:
         self._backend = backend
         self._model = model
         self._pool = pool
+        self._sampler = sampler
         self._table_len = table_len
         self._path = path
 
@@ -41,10 +46,12 @@ class HostForward:
         hidden = self._pass(tokens, positions, self._table([s.blocks for s in states]))
         return self._model.logits(self._backend, hidden)
 
-    def choose(self, logits: Array) -> list[int]:
-        """The token each row of ``logits`` gives."""
+    def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Chosen]:
+        """The token each row of ``logits [R, vocab]`` gives by its draw; one row may serve several draws."""
         b = self._backend
-        return [int(t) for t in b.to_host(b.xp.argmax(logits))]
+        if b.xp.shape(logits)[0] < len(draws):
+            logits = b.xp.take(logits, b.to_device(np.zeros(len(draws), np.int32)))
+        return self._sampler.choose(logits, draws)
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray, table: BlockTable) -> Array:
         """Hidden states ``[B*T, hidden]`` of tokens ``[B*T]`` at ``positions [B, T]``."""

@@ -95,7 +95,8 @@ class KVCache:
 
     def _allocate(self, n: int) -> list[int] | None:
         short = n - self.allocator.num_free
-        if short > 0 and self.prefix is not None:
+        # Nothing is evicted for somebody who does not get in all the same.
+        if short > 0 and self.prefix is not None and self.prefix.evictable >= short:
             self.prefix.evict(short)
         try:
             return self.allocator.allocate(n)

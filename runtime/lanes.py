@@ -1,4 +1,4 @@
-"""Lanes: for each bucket, whether its step is run, captured or replayed (clauses C1, C6 to C11)."""
+"""Lanes: for each bucket and variant, whether its step is run, captured or replayed (clauses C1, C6 to C11)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Literal
 from forebay.specs.backend import Backend
 from forebay.specs.errors import CaptureDeclined, ColdCapture
 from forebay.specs.segment import Segment, Ticket, Trace
+
+from .variants import GREEDY, Variant
 
 CaptureMode = Literal["off", "auto", "required"]
 
@@ -25,6 +27,7 @@ class LaneReport:
     """What one lane did. ``eager_reason`` says why it stays hostfree, ``""`` while it does not."""
 
     bucket: int
+    variant: str
     run: int = 0
     replay: int = 0
     capture: int = 0
@@ -34,9 +37,11 @@ class LaneReport:
 
 
 class Lane:
-    """One bucket's Segment with its trace."""
+    """The Segment of one bucket and variant, with its trace."""
 
-    def __init__(self, backend: Backend, segment: Segment, bucket: int, mode: CaptureMode, max_rewarm: int) -> None:
+    def __init__(
+        self, backend: Backend, segment: Segment, bucket: int, variant: Variant, mode: CaptureMode, max_rewarm: int
+    ) -> None:
         self._backend = backend
         self._segment = segment
         self._mode = mode
@@ -44,7 +49,7 @@ class Lane:
         self._trace: Trace | None = None
         self._warm = False
         self._attempts = 0
-        self.report = LaneReport(bucket, eager_reason="capture is off" if mode == "off" else "")
+        self.report = LaneReport(bucket, str(variant), eager_reason="capture is off" if mode == "off" else "")
 
     def step(self) -> Ticket:
         """One step by the cheapest way that is sound now.
@@ -93,32 +98,39 @@ class Lane:
 
 
 class Lanes:
-    """Lanes by bucket; a bucket is the first B slots, B a power of two or the number of slots.
+    """Lanes by bucket and variant; a bucket is the first B slots, B a power of two or the number of slots.
 
     Args:
-        make_segment: the Segment of a bucket.
+        make_segment: the Segment of a bucket and variant.
         max_rewarm: captures that may be declined in a row before a lane stays hostfree.
     """
 
     def __init__(
-        self, backend: Backend, make_segment: Callable[[int], Segment], slots: int, mode: CaptureMode, max_rewarm: int
+        self,
+        backend: Backend,
+        make_segment: Callable[[int, Variant], Segment],
+        slots: int,
+        mode: CaptureMode,
+        max_rewarm: int,
     ) -> None:
         self._backend = backend
         self._make_segment = make_segment
         self._mode: CaptureMode = mode
         self._max_rewarm = max_rewarm
         self._buckets: list[int] = [*(2**i for i in range(slots.bit_length()) if 2**i < slots), slots]
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[tuple[int, Variant], Lane] = {}
 
     def bucket_for(self, highest_slot: int) -> int:
         """The smallest bucket that has ``highest_slot``."""
         return next(b for b in self._buckets if b > highest_slot)
 
-    def step(self, bucket: int) -> Ticket:
-        """One step of a bucket."""
-        if bucket not in self._lanes:
-            self._lanes[bucket] = Lane(self._backend, self._make_segment(bucket), bucket, self._mode, self._max_rewarm)
-        return self._lanes[bucket].step()
+    def step(self, bucket: int, variant: Variant = GREEDY) -> Ticket:
+        """One step of a bucket in a variant."""
+        key = (bucket, variant)
+        if key not in self._lanes:
+            segment = self._make_segment(bucket, variant)
+            self._lanes[key] = Lane(self._backend, segment, bucket, variant, self._mode, self._max_rewarm)
+        return self._lanes[key].step()
 
     def boundary(self) -> None:
         """A request started in some slot."""
@@ -131,5 +143,5 @@ class Lanes:
             lane.release()
 
     def report(self) -> list[dict[str, Any]]:
-        """One record a lane, by bucket."""
-        return [asdict(self._lanes[b].report) for b in sorted(self._lanes)]
+        """One record a lane, by bucket and variant."""
+        return [asdict(self._lanes[key].report) for key in sorted(self._lanes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,10 @@ from forebay.specs.dtypes import HostArray
 from forebay.specs.errors import StaleTrace
 from forebay.specs.segment import Ticket
 
+from .sampler import TokenLogprobs, token_logprobs
+from .sampling_rows import SAMPLING_FIELDS, expected_sampling
 from .state import ACCEPTED, CONSUMED, NEXT_TOKEN, RECEIPT_FIELDS, DeviceState, SlotState
+from .variants import Variant
 
 PLACE: Final = ("position", "table")
 """What decides where a row writes its KV."""
@@ -19,11 +22,15 @@ PLACE: Final = ("position", "table")
 
 @dataclass(frozen=True)
 class Release:
-    """A token whose receipt checked: ``slot`` consumed what it should have and emitted ``token``; ``ended``: the row retired."""
+    """A token whose receipt checked: ``slot`` consumed what it should have and emitted ``token``; ``ended``: the row retired.
+
+    ``logprobs`` come with it where the request asked for them.
+    """
 
     slot: int
     token: int
     ended: bool
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +136,11 @@ class Ledger:
         """
         while len(self._pending) > lag:
             step = self._pending.popleft()
-            receipts = step.ticket.get()["receipt"]
-            results = [r for slot in range(len(receipts)) if (r := self._check(slot, step, receipts[slot]))]
+            emits = step.ticket.get()
+            rows = len(emits["receipt"])
+            results = [
+                r for slot in range(rows) if (r := self._check(slot, step, {k: x[slot] for k, x in emits.items()}))
+            ]
             results = self._contain(results)
             for result in results:
                 if isinstance(result, Release):
@@ -144,25 +154,35 @@ class Ledger:
             ticket.get()
             yield ticket
 
-    def _check(self, slot: int, step: _Dispatched, receipt: HostArray) -> Release | Mismatch | None:
-        """Hold one receipt against the ledger; changes nothing."""
-        entry, sent = self._entries.get(slot), step.slots.get(slot)
+    def _check(self, slot: int, step: _Dispatched, emits: Mapping[str, HostArray]) -> Release | Mismatch | None:
+        """Hold one row's emits against the ledger; changes nothing."""
+        entry, sent, receipt = self._entries.get(slot), step.slots.get(slot), emits["receipt"]
         if sent is None or entry is None or entry.ended or sent[0] != entry.state.epoch:
             self._check_idle(slot, sent, entry, receipt)
             return None
-        wrong = self._wrong_fields(replace(entry.state, blocks=sent[1]), receipt)
+        wrong = self._wrong_fields(replace(entry.state, blocks=sent[1]), emits)
         if wrong or not receipt[ACCEPTED]:
             refused = [] if receipt[ACCEPTED] else ["the device did not accept the row"]
             why = f"slot {slot}: " + ", ".join([*wrong.values(), *refused])
             return Mismatch(slot, why, astray=not refused and not wrong.keys().isdisjoint(PLACE))
-        token = int(receipt[NEXT_TOKEN])
-        return Release(slot, token, entry.state.ends_with(token))
+        token, asked = int(receipt[NEXT_TOKEN]), entry.state.params.logprobs
+        logprobs = None if asked is None else token_logprobs(emits["top_ids"], emits["logprobs"], asked)
+        return Release(slot, token, entry.state.ends_with(token), logprobs)
 
-    def _wrong_fields(self, state: SlotState, receipt: HostArray) -> dict[str, str]:
+    def _wrong_fields(self, state: SlotState, emits: Mapping[str, HostArray]) -> dict[str, str]:
         """What the row consumed otherwise than ``state`` has it, in words by field."""
         expected = self._device.expected_receipt(state)
-        got = dict(zip(RECEIPT_FIELDS, (int(x) for x in receipt), strict=True))
-        return {n: f"{n} {got[n]} instead of {expected[n]}" for n in CONSUMED if got[n] != expected[n]}
+        got = dict(zip(RECEIPT_FIELDS, (int(x) for x in emits["receipt"]), strict=True))
+        compared: tuple[str, ...] = CONSUMED
+        if "sampling" in emits:
+            expected |= expected_sampling(state.params, state.seen)
+            got |= dict(zip(SAMPLING_FIELDS, (int(x) for x in emits["sampling"]), strict=True))
+            compared += SAMPLING_FIELDS
+        wrong = {n: f"{n} {got[n]} instead of {expected[n]}" for n in compared if got[n] != expected[n]}
+        made = Variant("sampling" in emits, len(emits.get("top_ids", ())))
+        if not made.serves(state.params):
+            wrong["variant"] = f"the step was {made}, which is not enough for its parameters"
+        return wrong
 
     def _contain(self, results: list[Release | Mismatch]) -> list[Release | Mismatch]:
         """If a row went astray, no slot's KV is known to be whole: every slot is to be re-seeded, whatever its own receipt says."""

@@ -118,10 +118,10 @@ def _device(report: Report) -> Iterator[Metric]:
     launches, delegated = counts["launches"].items(), counts["delegated"].items()
     yield _counters("forebay_kernel_launches", "Launches of the backend's own kernels.", "operation", launches)
     yield _counters("forebay_delegated", "Operations done by the numpy defaults.", "operation", delegated)
-    lanes = CounterMetricFamily("forebay_lane_acts", "What each bucket of slots did.", labels=("bucket", "act"))
+    lanes = CounterMetricFamily("forebay_lane_acts", "What each lane did.", labels=("bucket", "variant", "act"))
     for lane in report["lanes"]:
         for act in ("run", "replay", "capture", "declined", "released"):
-            lanes.add_metric((str(lane["bucket"]), act), lane[act])
+            lanes.add_metric((str(lane["bucket"]), lane["variant"], act), lane[act])
     yield lanes
 
 

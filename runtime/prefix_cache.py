@@ -78,6 +78,11 @@ class PrefixCache:
             parent = entry
         self._touch(entries)
 
+    @property
+    def evictable(self) -> int:
+        """Blocks that nobody else holds: no more than these can be evicted."""
+        return sum(self._allocator.references(entry.block) == 1 for entry in self._blocks.values())
+
     def evict(self, n: int) -> int:
         """Give up to ``n`` blocks that nobody else holds back to the allocator; returns how many."""
         evicted = 0

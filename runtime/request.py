@@ -10,6 +10,7 @@ from forebay.specs.errors import ForebayError
 
 from .host_kv import HostKV
 from .models.tokenizer import Tokenizer
+from .sampler import TokenLogprobs
 from .sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
@@ -28,6 +29,7 @@ class GenerationResult:
             tokens made until then are kept), ``error`` (see ``error``).
         seed: what its draws were keyed by; the same seed gives the same tokens.
         error: the reason where the request could not be finished.
+        logprobs: log-probabilities of each token made, where they were asked for.
         others: with ``n > 1`` the further samples of the same prompt.
     """
 
@@ -37,6 +39,7 @@ class GenerationResult:
     finish_reason: FinishReason
     seed: int = 0
     error: ForebayError | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     others: tuple[GenerationResult, ...] = ()
 
     @property
@@ -58,6 +61,7 @@ class Request:
         salt: prompts share cached KV only under one salt.
         deadline: time of the engine's clock at which it is ended, None for never.
         token_ids: tokens released so far.
+        logprobs: of each of them, where they were asked for.
         slot: the row it decodes in, None while it waits or once it ended.
         blocks: KV blocks it holds, in order.
         computed: positions whose KV is in its blocks (or in ``saved``).
@@ -77,6 +81,7 @@ class Request:
     order: int = 0
     salt: str = ""
     deadline: float | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)
@@ -126,9 +131,11 @@ class Request:
         """Blocks that hold the KV of every token it will consume."""
         return -(-self.final_position // block_size)
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Add a released token; sets ``finish_reason`` where it is the last."""
         self.token_ids.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         if token in self.stop:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.params.max_tokens:
@@ -152,5 +159,6 @@ class Request:
             self.finish_reason or "error",
             self.seed,
             self.error,
+            None if self.params.logprobs is None else tuple(self.logprobs),
             tuple(sibling.result(tokenizer) for sibling in self.siblings),
         )

@@ -17,6 +17,10 @@ from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
 
+from .digests import digest, digest_weights
+from .sampling import SamplingParams
+from .sampling_rows import GREEDY_PARAMS, NOTHING_SEEN, Draw, SamplingRows, SamplingState, Seen
+
 RECEIPT_FIELDS: Final = (
     "token",
     "position",
@@ -39,22 +43,16 @@ IDLE: Final = {"token": 0, "position": -1, "visible": 0, "epoch": 0, "limit": 0,
 NO_STOP: Final = -1
 
 
-def digest_weights(n: int) -> HostArray:
-    """Odd int32 weights of a linear digest, one a column (Weyl sequence of the 32-bit golden ratio, forced odd)."""
-    with np.errstate(over="ignore"):
-        weights = (np.arange(1, n + 1, dtype=np.uint32) * np.uint32(0x9E3779B1)) | np.uint32(1)
-    return weights.view(np.int32)
-
-
-def digest(values: HostArray) -> int:
-    """``sum(values * weights)`` in wrapping int32: what the device computes over the same columns."""
-    products = values.astype(np.int64) * digest_weights(len(values)).astype(np.int64)
-    return int(np.uint64(int(products.sum()) & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
-
-
 @dataclass(frozen=True)
 class SlotState:
-    """What a slot's next step must consume, and the row of block ids it must find. ``stop`` are the token ids that end it."""
+    """What a slot's next step must consume, and the row of block ids it must find.
+
+    Attributes:
+        seed: of its draws.
+        stop: the token ids that end it.
+        params: how its tokens are chosen.
+        seen: tokens up to ``position``, as far as ``params`` look at them (:meth:`Seen.of`).
+    """
 
     token: int
     position: int
@@ -63,10 +61,18 @@ class SlotState:
     seed: int
     blocks: tuple[int, ...]
     stop: tuple[int, ...]
+    params: SamplingParams = GREEDY_PARAMS
+    seen: Seen = NOTHING_SEEN
 
     def advanced(self, token: int) -> SlotState:
         """After one step that emitted ``token``."""
-        return replace(self, token=token, position=self.position + 1)
+        seen = self.seen.with_token(token) if self.params.penalises else self.seen
+        return replace(self, token=token, position=self.position + 1, seen=seen)
+
+    @property
+    def draw(self) -> Draw:
+        """What the choice of its next token depends on."""
+        return Draw(self.params, self.seed, self.position, self.seen)
 
     def ends_with(self, token: int) -> bool:
         """True if the step that emits ``token`` retires the row: the limit is reached or the token stops it."""
@@ -80,9 +86,10 @@ class DeviceState:
         slots: S.
         table_len: block columns of a table row; one more column holds the stamp.
         max_stop: stop tokens a slot.
+        vocab_size: tokens the logits have.
     """
 
-    def __init__(self, backend: Backend, slots: int, table_len: int, max_stop: int) -> None:
+    def __init__(self, backend: Backend, slots: int, table_len: int, max_stop: int, vocab_size: int) -> None:
         self._backend = backend
         self.slots = slots
         self.table_len = table_len
@@ -92,22 +99,23 @@ class DeviceState:
         self.stop = backend.buffer("slot.stop", np.full((slots, max_stop), NO_STOP, np.int32))
         self.table_weights = backend.buffer("digest.table", digest_weights(table_len)[None])
         self.stop_weights = backend.buffer("digest.stop", digest_weights(max_stop)[None])
+        self.sampling = SamplingState(backend, slots, vocab_size)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        """Buffers a step reads and never changes."""
+        """Buffers every step reads and never changes."""
         fixed = tuple(self.scalars[name] for name in ("epoch", "limit", "seed"))
         return (*fixed, self.table, self.stop, self.table_weights, self.stop_weights)
 
     @property
     def updates(self) -> tuple[Buffer, ...]:
-        """Buffers a step advances."""
+        """Buffers every step advances."""
         return tuple(self.scalars[name] for name in ("token", "position", "visible"))
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """All of them."""
-        return (*self.reads, *self.updates)
+        return (*self.reads, *self.updates, *self.sampling.reads, *self.sampling.updates)
 
     def seed(self, slot: int, state: SlotState) -> None:
         """Seed every per-slot input of one slot, each by itself (clause C6)."""
@@ -120,6 +128,7 @@ class DeviceState:
             "seed": state.seed,
         }
         self._backend.upload(self.stop, self.stop_row(state)[None], slot)
+        self.sampling.seed(slot, state.params, state.seen)
         self.write_table(slot, state)
         for name in SCALARS:
             self._backend.upload(self.scalars[name], np.array([values[name]], np.int32), slot)
@@ -130,6 +139,7 @@ class DeviceState:
             self._backend.upload(self.scalars[name], np.array([IDLE[name]], np.int32), slot)
         self._backend.upload(self.table, np.zeros((1, self.table_len + 1), np.int32), slot)
         self._backend.upload(self.stop, np.full((1, self.max_stop), NO_STOP, np.int32), slot)
+        self.sampling.idle(slot)
 
     def write_table(self, slot: int, state: SlotState) -> None:
         """Upload one table row: blocks, sink ids behind them, the stamp in the last column."""
@@ -166,6 +176,7 @@ class DeviceState:
 class BucketRows:
     """The first B rows of the master Buffers as device arrays, read inside a Segment."""
 
+    bucket: int
     token: Array
     position: Array
     visible: Array
@@ -186,6 +197,7 @@ class BucketRows:
         full = xp.head(state.table.get(), bucket)
         table, stop = full[:, : state.table_len], xp.head(state.stop.get(), bucket)
         return cls(
+            bucket=bucket,
             **rows,
             table=table,
             stamp=full[:, state.table_len],
@@ -193,6 +205,10 @@ class BucketRows:
             table_digest=xp.sum(table * state.table_weights.get())[:, 0],
             stop_digest=xp.sum(stop * state.stop_weights.get())[:, 0],
         )
+
+    def sampling(self, state: DeviceState) -> SamplingRows:
+        """What a sampled step consumes beside these rows."""
+        return state.sampling.load(self.bucket, self.seed, self.position)
 
     def receipt(self, backend: Backend, accepted: Array, next_token: Array) -> Array:
         """Receipts int32 ``[B, len(RECEIPT_FIELDS)]``."""

@@ -12,6 +12,7 @@ from forebay.specs.errors import ForebayError, InvalidInput
 
 from .models.tokenizer import Tokenizer
 from .request import GenerationResult, Request
+from .sampler import TokenLogprobs
 from .stop_strings import held_back
 
 
@@ -24,11 +25,13 @@ class Piece:
         token_ids: its new tokens, the one that ended it included; none where only held-back text comes.
         text: its new text. It may lag behind the tokens: a character waits for its last byte, and what may be the beginning of a
             stop string waits until it is known not to be.
+        logprobs: log-probabilities of the new tokens, where they were asked for.
     """
 
     sample: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class SampleReader:
@@ -47,6 +50,7 @@ class SampleReader:
         """What has come since the last call, None if nothing has."""
         request = self._request
         tokens = tuple(request.token_ids[self._tokens :])
+        logprobs = None if request.params.logprobs is None else tuple(request.logprobs[self._tokens :])
         self._tokens += len(tokens)
         if request.finished:
             text = request.text(self._tokenizer)[self._sent :]
@@ -55,7 +59,7 @@ class SampleReader:
             ready = len(self._unsent) - held_back(self._unsent, request.params.stop)
             text, self._unsent = self._unsent[:ready], self._unsent[ready:]
         self._sent += len(text)
-        return Piece(self._sample, tokens, text) if tokens or text else None
+        return Piece(self._sample, tokens, text, logprobs) if tokens or text else None
 
 
 class Reader:

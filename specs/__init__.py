@@ -1,7 +1,8 @@
 """The contract: abstract classes, errors and names every backend and the runtime share.
 
 Read in this order: :mod:`.geometry` and :mod:`.write_loc` (what KV memory is and where a write lands), :mod:`.pool` (the doors),
-:mod:`.segment` (what is captured), :mod:`.backend` (all of it in front of a driver), :mod:`.driver` (what a port implements).
+:mod:`.segment` (what is captured), :mod:`.backend` (all of it in front of a driver), :mod:`.driver` (what a port implements);
+then :mod:`.array_namespace` (what a model may ask of a device's arrays) and :mod:`.draws` (what its random numbers are).
 """
 
 from .array_namespace import ArrayNamespace

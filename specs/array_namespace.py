@@ -51,12 +51,22 @@ class ArrayNamespace(Protocol):
     def take_along(self, x: Array, indices: Array) -> Array:
         """``x [B, N]``, int32 ``indices [B, M]`` to ``[B, M]``: row b takes its own columns."""
 
+    def add_along(self, x: Array, indices: Array, values: Array) -> Array:
+        """``x [B, N]`` with ``values [B, M]`` added to columns ``indices`` int32 ``[B, M]`` of their own rows.
+
+        float32 or int32 (which wraps), ``x`` and ``values`` alike. An index outside ``[0, N)`` is padding: nothing is added.
+        Where indices repeat, every value is added.
+        """
+
     def where(self, condition: Array, a: Array | float, b: Array | float) -> Array:
         """Select, never blend: what is not selected may be NaN."""
 
     # -- elementwise ---------------------------------------------------------------------------------------------------
     def astype(self, x: Array, dtype: str) -> Array:
         """Convert to a named dtype; float to bfloat16 rounds to nearest even."""
+
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        """The bit patterns of float32 as int32, or back; no value is converted."""
 
     def exp(self, x: Array) -> Array:
         """Natural exponential."""
@@ -87,13 +97,33 @@ class ArrayNamespace(Protocol):
         """Maximum over the last axis."""
 
     def sum(self, x: Array) -> Array:
-        """Sum over the last axis, in x's dtype (int32 wraps)."""
+        """Sum over the last axis, in x's dtype (int32 wraps); the bits of a row's sum depend on that row alone."""
 
     def mean(self, x: Array) -> Array:
         """Mean over the last axis."""
 
     def argmax(self, x: Array) -> Array:
         """int32 index of the first maximum over the last axis, which is dropped."""
+
+    # -- thresholds over the last axis of float32 ``[B, N]``; a row's bits depend on that row alone ------------------------
+    def kth_largest(self, x: Array, k: Array) -> Array:
+        """The ``k``-th largest element of each row, ``[B, 1]``, for ``k`` int32 ``[B, 1]``; equal elements count one by one.
+
+        A NaN is larger than any number. A ``k`` outside ``[1, N]`` gives -inf: nothing lies below it.
+        """
+
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
+        """The ``k`` largest elements of each row ``[B, k]`` in falling order and their columns, int32; of equals the first comes first.
+
+        A NaN is larger than any number; k is from 1 to N.
+        """
+
+    def mass_cutoff(self, p: Array, mass: Array) -> Array:
+        """The largest ``t`` among the elements of a row for which those ``>= t`` sum to ``mass [B, 1]`` or more, ``[B, 1]``.
+
+        ``p`` is not negative; the sums are at least as exact as in float32. A row whose sum stays below ``mass``, or that has a
+        NaN, gives -inf.
+        """
 
     # -- heavy operations a backend may fuse -------------------------------------------------------------------------------
     def matmul(self, a: Array, b: Array) -> Array:
@@ -107,6 +137,20 @@ class ArrayNamespace(Protocol):
 
     def rope(self, x: Array, cos: Array, sin: Array) -> Array:
         """Rotary embedding of ``x [N, H, D]`` by ``cos, sin [N, D/2]``, pairs ``(d, d + D/2)`` (Su et al. 2021, NeoX order)."""
+
+    def gumbel(self, keys: Array, blocks: Array) -> Array:
+        """Standard Gumbel variates float32 ``[B, V]`` from the hash of :mod:`.draws`: int32 ``keys [B, 1]``, ``blocks [1, V]``.
+
+        The largest of ``logit + variate`` is a draw from the softmax (Gumbel 1954; Maddison et al. 2014). The integers are the same
+        on every backend; each variate depends on its own key and block alone.
+        """
+
+    def penalise(self, x: Array, seen: Array, bits: Array, penalty: Array) -> Array:
+        """Repetition penalty (Keskar et al. 2019): float32 ``x [B, V]``, of which the columns in a bitmap are divided by ``penalty
+        [B, 1]`` where positive and multiplied where negative.
+
+        ``seen`` is int32 ``[B, ceil(V / 32)]``, ``bits`` int32 ``[32]`` are the values of a word's bits, both as in :mod:`.draws`.
+        """
 
     def silu_mul(self, gate: Array, up: Array) -> Array:
         """``silu(gate) * up``: the gate of a Llama feed-forward."""

@@ -1,10 +1,21 @@
-"""Shared by all tests: a test may only claim clauses that the contract has."""
+"""Shared by all tests: a test may only claim clauses that the contract has; fixtures of several folders."""
 
 from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forebay.specs.clauses import catalogue
+from tests.selection.fakes import Site
+
+GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +26,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             unknown = [name for name in marker.args if name not in known]
             if unknown or not marker.args or marker.kwargs:
                 raise pytest.UsageError(f"{item.nodeid}: clause{marker.args!r}: expected clause ids, all of them known")
+
+
+@pytest.fixture
+def plain_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings from the machine the tests run on."""
+    for name in list(os.environ):
+        if name.startswith("FOREBAY_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """An import path of its own, into which the test installs distributions."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+    site = Site(folder)
+    yield site
+    for module in site.modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture(scope="session")
+def golden() -> list[dict[str, Any]]:
+    """The reference prompts with their ids and greedy continuations."""
+    items: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["items"]
+    return items

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.kernels.numba import elementwise
+from forebay.kernels.numba import draws, elementwise, thresholds
 from forebay.kernels.numba.linear import MAX_ROWS, prepare_linear
 
 from .kernel_calls import KernelCalls
@@ -43,6 +43,55 @@ class KernelNamespace(TorchNamespace):
         out = self._calls.empty(rows.shape[:1], torch.int32)
         self._calls.issue(lambda: elementwise.prepare_argmax(bits_of(rows), bits_of(out)), pure=True)
         return out.reshape(x.shape[:-1])
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over the last axis, kept, in x's dtype; torch would split a lone float32 row over its threads."""
+        if x.dtype != torch.float32 or not _rows_lie(x) or x.dim() == 0:
+            return super().sum(x)
+        self._calls.check_held("xp.sum", x)
+        rows = x.reshape(-1, x.shape[-1])
+        out = self._calls.empty((rows.shape[0], 1), torch.float32)
+        self._calls.issue(lambda: thresholds.prepare_sum(bits_of(rows), bits_of(out)), pure=True)
+        return out.reshape(*x.shape[:-1], 1)
+
+    def kth_largest(self, x: Tensor, k: Tensor) -> Tensor:
+        """By digits, without a sort."""
+        if not _fit_rows(x, k):
+            return super().kth_largest(x, k)
+        self._calls.check_held("xp.kth_largest", x, k)
+        out = self._calls.empty((x.shape[0], 1), torch.float32)
+        self._calls.issue(lambda: thresholds.prepare_kth_largest(bits_of(x), bits_of(k), bits_of(out)), pure=True)
+        return out
+
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """By insertion: few elements are larger than those found so far."""
+        if x.dtype != torch.float32 or x.dim() != 2 or not _rows_lie(x):
+            return super().top_k(x, k)
+        self._calls.check_held("xp.top_k", x)
+        values = self._calls.empty((x.shape[0], k), torch.float32)
+        places = self._calls.empty((x.shape[0], k), torch.int32)
+        self._calls.issue(lambda: thresholds.prepare_top_k(bits_of(x), bits_of(values), bits_of(places)), pure=True)
+        return values, places
+
+    def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:
+        """By digits, without a sort."""
+        if not _fit_rows(p, mass):
+            return super().mass_cutoff(p, mass)
+        self._calls.check_held("xp.mass_cutoff", p, mass)
+        out = self._calls.empty((p.shape[0], 1), torch.float32)
+        self._calls.issue(lambda: thresholds.prepare_mass_cutoff(bits_of(p), bits_of(mass), bits_of(out)), pure=True)
+        return out
+
+    def add_along(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        """Row b adds to its own columns."""
+        if x.dtype not in (torch.float32, torch.int32) or not _rows_lie(x, indices, values):
+            return super().add_along(x, indices, values)
+        self._calls.check_held("xp.add_along", x, indices, values)
+        out = self._calls.empty(x.shape, x.dtype)
+        self._calls.issue(
+            lambda: thresholds.prepare_add_along(bits_of(x), bits_of(indices), bits_of(values), bits_of(out)), pure=True
+        )
+        return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias."""
@@ -98,12 +147,40 @@ class KernelNamespace(TorchNamespace):
         self._calls.issue(lambda: elementwise.prepare_silu_mul(bits_of(gates), bits_of(ups), bits_of(out)), pure=True)
         return out.reshape(gate.shape)
 
+    def gumbel(self, keys: Tensor, blocks: Tensor) -> Tensor:
+        """Standard Gumbel variates."""
+        ints = keys.dtype == blocks.dtype == torch.int32 and keys.dim() == blocks.dim() == 2
+        if not ints or keys.shape[1] != 1 or blocks.shape[0] != 1 or not _rows_lie(blocks):
+            return super().gumbel(keys, blocks)
+        self._calls.check_held("xp.gumbel", keys, blocks)
+        out = self._calls.empty((keys.shape[0], blocks.shape[1]), torch.float32)
+        self._calls.issue(lambda: draws.prepare_gumbel(bits_of(keys), bits_of(blocks), bits_of(out)), pure=True)
+        return out
+
+    def penalise(self, x: Tensor, seen: Tensor, bits: Tensor, penalty: Tensor) -> Tensor:
+        """Repetition penalty."""
+        if not _fit_rows(x, penalty) or not _rows_lie(seen) or seen.dtype != torch.int32:
+            return super().penalise(x, seen, bits, penalty)
+        self._calls.check_held("xp.penalise", x, seen, bits, penalty)
+        out = self._calls.empty(x.shape, torch.float32)
+        self._calls.issue(
+            lambda: draws.prepare_penalise(bits_of(x), bits_of(seen), bits_of(penalty), bits_of(out)), pure=True
+        )
+        return out
+
 
 def _alike(*arrays: Tensor) -> bool:
     """One dtype that the kernels know, and neighbouring elements in the last axis."""
-    return arrays[0].dtype in _DTYPES and all(
-        x.dtype == arrays[0].dtype and (x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] <= 1) for x in arrays
-    )
+    return arrays[0].dtype in _DTYPES and all(x.dtype == arrays[0].dtype for x in arrays) and _rows_lie(*arrays)
+
+
+def _rows_lie(*arrays: Tensor) -> bool:
+    """Neighbouring elements in the last axis."""
+    return all(x.dim() == 0 or x.stride(-1) == 1 or x.shape[-1] <= 1 for x in arrays)
+
+
+def _fit_rows(x: Tensor, column: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.dim() == 2 and _rows_lie(x) and column.shape == (x.shape[0], 1)
 
 
 def _fit_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

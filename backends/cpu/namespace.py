@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.specs import draws
 from forebay.specs.errors import InvalidInput
 
 TORCH_DTYPE: Final = MappingProxyType(
@@ -73,6 +74,13 @@ class TorchNamespace:
         """Row b takes its own columns."""
         return torch.gather(x, 1, indices.to(torch.int64))
 
+    def add_along(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        """Row b adds to its own columns; what is outside them goes to a column that is cut off again."""
+        n = x.shape[1]
+        inside = torch.where((indices >= 0) & (indices < n), indices, n).to(torch.int64)
+        wider = torch.nn.functional.pad(x, (0, 1))
+        return torch.scatter_add(wider, 1, inside, values)[:, :n]
+
     def where(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         """Select; two Python ints give int32."""
         out = torch.where(condition, a, b)
@@ -82,6 +90,10 @@ class TorchNamespace:
     def astype(self, x: Tensor, dtype: str) -> Tensor:
         """Convert to a named dtype."""
         return x.to(TORCH_DTYPE[dtype])
+
+    def bitcast(self, x: Tensor, dtype: str) -> Tensor:
+        """The same bytes seen as another dtype of their size."""
+        return x.view(TORCH_DTYPE[dtype])
 
     def exp(self, x: Tensor) -> Tensor:
         """e^x."""
@@ -132,6 +144,28 @@ class TorchNamespace:
         """int32 index of the first maximum."""
         return torch.argmax(x, -1).to(torch.int32)
 
+    # -- thresholds ----------------------------------------------------------------------------------------------------
+    def kth_largest(self, x: Tensor, k: Tensor) -> Tensor:
+        """From each row in descending order, NaN first."""
+        n = x.shape[1]
+        falling = torch.sort(x, -1, descending=True)[0]
+        found = torch.gather(falling, 1, torch.clamp(k - 1, 0, n - 1).to(torch.int64))
+        return torch.where((k >= 1) & (k <= n), found, -torch.inf)
+
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """By a stable sort: torch's own top-k leaves the order of equals open."""
+        values, places = torch.sort(x, dim=-1, descending=True, stable=True)
+        return values[:, :k].contiguous(), places[:, :k].to(torch.int32)
+
+    def mass_cutoff(self, p: Tensor, mass: Tensor) -> Tensor:
+        """The first element of each row in descending order at which the sum is reached."""
+        falling = torch.sort(p, -1, descending=True)[0]
+        short = torch.cumsum(falling, -1, dtype=torch.float64) < mass
+        at = torch.sum(short, -1, keepdim=True)
+        found = torch.gather(falling, 1, torch.clamp(at, max=p.shape[1] - 1))
+        reached = torch.sum(p, -1, keepdim=True, dtype=torch.float64) >= mass
+        return torch.where(reached, found, -torch.inf)
+
     # -- heavy operations ------------------------------------------------------------------------------------------------
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Matrix product."""
@@ -156,3 +190,13 @@ class TorchNamespace:
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         return torch.nn.functional.silu(gate) * up
+
+    def gumbel(self, keys: Tensor, blocks: Tensor) -> Tensor:
+        """Standard Gumbel variates, operation by operation."""
+        made: Tensor = draws.gumbel(self, keys, blocks)
+        return made
+
+    def penalise(self, x: Tensor, seen: Tensor, bits: Tensor, penalty: Tensor) -> Tensor:
+        """Repetition penalty, operation by operation."""
+        made: Tensor = draws.penalise(self, x, seen, bits, penalty)
+        return made

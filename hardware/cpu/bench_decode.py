@@ -38,7 +38,10 @@ def arm_runs(
     """One engine an arm, all on one backend."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     settings = Settings()
-    engines = {arm: Engine(model, backend, arm=arm, slots=len(prompts), max_len=256, settings=settings) for arm in ARMS}
+    engines = {
+        arm: Engine(model, backend, arm=arm, slots=len(prompts), max_len=256, prefix_reuse=False, settings=settings)
+        for arm in ARMS
+    }
 
     def run(engine: Engine) -> list[list[int]]:
         return [list(r.token_ids) for r in engine.generate(prompts, params)]

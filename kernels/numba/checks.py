@@ -53,3 +53,12 @@ def expect_storage(name: str, array: Array, shape: tuple[int | None, ...]) -> No
 def add_count(counter: npt.NDArray[np.int32], n: int) -> None:
     """Add ``n`` to an int32 ``[1]`` counter, which stays at its largest value rather than wrap."""
     counter[0] = min(int(counter[0]) + int(n), _INT32_MAX)
+
+
+def place_rows(name: str, array: Array, shape: tuple[int, int], *, integers: bool = False) -> tuple[int, int]:
+    """Address and bytes from row to row of float32 or int32 ``shape`` whose rows are contiguous each; anything else is
+    refused."""
+    fits = array.shape == shape and (array.shape[1] <= 1 or array.strides[1] == array.itemsize)
+    if array.dtype != (_INT32 if integers else _FLOAT32) or not fits:
+        _refuse(name, array, f"{'int32' if integers else 'float32'}{list(shape)} with contiguous rows")
+    return (int(array.__array_interface__["data"][0]), array.strides[0])

@@ -30,6 +30,21 @@ _BYTES: Final = ir.IntType(8).as_pointer()
 _EXP2: Final = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
 # tanh(x) = x + x**3 * P(x**2) for |x| < 0.625: coefficients of Cephes' tanhf (S. Moshier, netlib).
 _TANH: Final = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+# log(1 + x) = x - x**2 / 2 + x**3 * P(x) for 1 + x between sqrt(1/2) and sqrt(2): coefficients of Cephes' logf.
+_LOG: Final = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_LN2: Final = (0.693359375, -2.12194440e-4)
+"""The natural logarithm of 2 in two parts: whole multiples of the first are exact."""
+_ROOT_HALF_BITS: Final = 0x3F3504F3
 _LOG2E: Final = 1.4426950408889634
 
 
@@ -205,3 +220,23 @@ class Lanes:
         far = builder.fsub(one, builder.fmul(two, builder.fdiv(decay, builder.fadd(one, decay))))
         far = self.call("llvm.copysign", far, x)
         return builder.select(builder.fcmp_ordered("<", size, splat_constant(0.625)), near, far)
+
+    def log(self, x: Any) -> Any:
+        """``ln(x)`` of normal positive numbers, relative error below 2e-7, absolute near 1; nothing is promised for others."""
+        builder = self.builder
+
+        def whole(value: int) -> Any:
+            return ir.Constant(VI32, [value] * LANES)
+
+        # The exponent is counted from sqrt(1/2), so that what is left lies around 1.
+        above = builder.sub(builder.bitcast(x, VI32), whole(_ROOT_HALF_BITS))
+        exponent = builder.sitofp(builder.ashr(above, whole(23)), VF32)
+        rest = builder.add(builder.and_(above, whole(0x7FFFFF)), whole(_ROOT_HALF_BITS))
+        small = builder.fsub(builder.bitcast(rest, VF32), splat_constant(1.0))
+        square = builder.fmul(small, small)
+        series = splat_constant(_LOG[0])
+        for coefficient in _LOG[1:]:
+            series = self.fma(series, small, splat_constant(coefficient))
+        tail = self.fma(exponent, splat_constant(_LN2[1]), builder.fmul(builder.fmul(series, small), square))
+        tail = builder.fsub(tail, builder.fmul(square, splat_constant(0.5)))
+        return self.fma(exponent, splat_constant(_LN2[0]), builder.fadd(small, tail))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,19 +13,12 @@ import torch
 from forebay.backends.cpu.memory import BufferMemory
 from forebay.backends.cpu.namespace import TorchNamespace
 from forebay.kernels.numba.linear import MAX_ROWS
-from forebay.runtime import open_backend
-from forebay.specs import Backend, Buffer, CaptureViolation, Segment
+from forebay.specs import Backend, Buffer, CaptureViolation, Segment, draws
 from forebay.specs.array_namespace import ArrayNamespace
 
 DTYPES = ("float32", "bfloat16")
 HIDDEN, HEADS, DIM, VOCAB = 48, 3, 16, 101
 Operation = Callable[[ArrayNamespace, dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with open_backend("cpu") as opened:
-        yield opened
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -41,6 +34,21 @@ OPERATIONS: dict[str, Operation] = {
     "argmax": lambda xp, a: xp.argmax(a["x"]),
 }
 
+FLOAT32_OPERATIONS: dict[str, Operation] = {
+    "sum": lambda xp, a: xp.sum(a["x"]),
+    "kth_largest": lambda xp, a: xp.kth_largest(a["x"], a["ranks"]),
+    "top_k": lambda xp, a: xp.concat(xp.top_k(a["x"], 5)[:1]),
+    "top_k places": lambda xp, a: xp.top_k(a["x"], 5)[1],
+    "mass_cutoff": lambda xp, a: xp.mass_cutoff(a["x"] * a["x"], a["masses"]),
+    "add_along": lambda xp, a: xp.add_along(a["x"], a["columns"], a["cos"]),
+    "gumbel": lambda xp, a: xp.gumbel(a["ranks"], a["blocks"]),
+    "penalise": lambda xp, a: xp.penalise(a["x"], a["columns"][:, :2], a["bits"], a["masses"]),
+}
+"""The kernels of sampling take float32 alone."""
+CASES = [(name, dtype) for name in OPERATIONS for dtype in DTYPES] + [(name, "float32") for name in FLOAT32_OPERATIONS]
+ALL_OPERATIONS = OPERATIONS | FLOAT32_OPERATIONS
+PER_ROW = ("x", "heads", "cos", "sin", "ranks", "masses", "columns")
+
 
 def buffers(backend: Backend, rows: int, dtype: str) -> dict[str, Buffer]:
     """What the operations read, ``rows`` rows of it."""
@@ -53,7 +61,15 @@ def buffers(backend: Backend, rows: int, dtype: str) -> dict[str, Buffer]:
         "cos": numbers(rows, DIM // 2, seed=6),
         "sin": numbers(rows, DIM // 2, seed=7),
     }
-    return {name: backend.buffer(name, value, dtype) for name, value in host.items()}
+    whole = {
+        "ranks": np.arange(3, 3 + rows, dtype=np.int32)[:, None],
+        "columns": np.random.default_rng(8).integers(-2, HIDDEN + 2, (rows, DIM // 2)).astype(np.int32),
+        "blocks": draws.token_blocks(VOCAB)[None],
+        "bits": draws.bit_values(),
+    }
+    made = {name: backend.buffer(name, value, dtype) for name, value in host.items()}
+    made["masses"] = backend.buffer("masses", np.linspace(0.5, 40, rows, dtype=np.float32)[:, None])
+    return made | {name: backend.buffer(name, value) for name, value in whole.items()}
 
 
 def segment(operation: Operation, made: dict[str, Buffer]) -> Segment:
@@ -70,15 +86,14 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.clause("C3", "C12", "D4")
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("rows", [1, 3, MAX_ROWS])
 def test_a_kernel_computes_it_and_replay_equals_run(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, rows: int, dtype: str, name: str
 ) -> None:
     made = buffers(backend, rows, dtype)
-    step = segment(OPERATIONS[name], made)
-    want = backend.to_host(OPERATIONS[name](TorchNamespace(), {n: torch_of(backend, b) for n, b in made.items()}))
+    step = segment(ALL_OPERATIONS[name], made)
+    want = backend.to_host(ALL_OPERATIONS[name](TorchNamespace(), {n: torch_of(backend, b) for n, b in made.items()}))
     monkeypatch.setattr(TorchNamespace, name.split()[0], refuse)
     backend.run(step)
     trace = backend.capture(step)
@@ -101,7 +116,7 @@ def torch_of(backend: Backend, buffer: Buffer) -> Any:
 
 
 @pytest.mark.clause("C2")
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", ALL_OPERATIONS)
 def test_a_closed_over_array_is_refused(backend: Backend, name: str) -> None:
     """Each array in turn comes from outside the declared Buffers; nothing may slip past, for kernels read by address."""
     made = buffers(backend, 2, "float32")
@@ -112,12 +127,20 @@ def test_a_closed_over_array_is_refused(backend: Backend, name: str) -> None:
         "rope": ("heads", "cos", "sin"),
         "silu_mul": ("x",),
         "argmax": ("x",),
+        "sum": ("x",),
+        "kth_largest": ("x", "ranks"),
+        "top_k": ("x",),
+        "top_k places": ("x",),
+        "mass_cutoff": ("masses",),
+        "add_along": ("x", "columns", "cos"),
+        "gumbel": ("ranks", "blocks"),
+        "penalise": ("x", "columns", "bits", "masses"),
     }[name]
     for closed in used:
         outside = torch_of(backend, made[closed])
 
         def mixed(xp: ArrayNamespace, a: dict[str, Any], closed: str = closed, outside: Any = outside) -> Any:
-            return OPERATIONS[name](xp, a | {closed: outside})
+            return ALL_OPERATIONS[name](xp, a | {closed: outside})
 
         step = segment(mixed, made)
         backend.run(step)
@@ -129,15 +152,14 @@ def test_a_closed_over_array_is_refused(backend: Backend, name: str) -> None:
 
 
 @pytest.mark.clause("D5", "D4")
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_row_has_the_same_bits_in_any_batch(backend: Backend, dtype: str, name: str) -> None:
     made = buffers(backend, MAX_ROWS, dtype)
     arrays = {n: torch_of(backend, b) for n, b in made.items()}
-    whole = backend.to_host(OPERATIONS[name](backend.xp, arrays))
+    whole = backend.to_host(ALL_OPERATIONS[name](backend.xp, arrays))
     for begin, end in ((0, 1), (5, 7), (9, 14)):
-        part = {n: a[begin:end] if n in ("x", "heads", "cos", "sin") else a for n, a in arrays.items()}
-        np.testing.assert_array_equal(backend.to_host(OPERATIONS[name](backend.xp, part)), whole[begin:end])
+        part = {n: a[begin:end] if n in PER_ROW else a for n, a in arrays.items()}
+        np.testing.assert_array_equal(backend.to_host(ALL_OPERATIONS[name](backend.xp, part)), whole[begin:end])
 
 
 @pytest.mark.clause("D1")
@@ -148,6 +170,9 @@ def test_bfloat16_products_are_float32_sums_rounded_once(backend: Backend) -> No
     exact = backend.to_host(device[0]).astype(np.float64) @ backend.to_host(device[1]).astype(np.float64).T
     # A rounding of float32 sums may fall on the other side of a tie, so one unit in the last place of eight bits.
     assert (np.abs(got - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
+
+
+RANKS = torch.tensor([[2], [8], [9]], dtype=torch.int32)
 
 
 @pytest.mark.clause("D1")
@@ -163,6 +188,14 @@ def test_bfloat16_products_are_float32_sums_rounded_once(backend: Backend) -> No
         lambda xp, x, w: xp.rope(x[:, None], w[:1, :4], w[:1, 4:]),
         lambda xp, x, w: xp.argmax(x.to(torch.int32)),
         lambda xp, x, w: xp.argmax(x.to(torch.float16)),
+        lambda xp, x, w: xp.sum(x.to(torch.bfloat16)),
+        lambda xp, x, w: xp.sum(x.t().contiguous().t()),
+        lambda xp, x, w: xp.kth_largest(x.t().contiguous().t(), RANKS),
+        lambda xp, x, w: xp.mass_cutoff(x.t().contiguous().t() ** 2, x[:, :1]),
+        lambda xp, x, w: xp.top_k(x.t().contiguous().t(), 3)[1],
+        lambda xp, x, w: xp.add_along(x.t().contiguous().t(), RANKS, x[:, :1]),
+        lambda xp, x, w: xp.gumbel(RANKS, torch.arange(12, dtype=torch.int32)[None, ::2]),
+        lambda xp, x, w: xp.penalise(x.t().contiguous().t(), RANKS, torch.from_numpy(draws.bit_values()), x[:, :1]),
     ],
     ids=[
         "many rows",
@@ -174,6 +207,14 @@ def test_bfloat16_products_are_float32_sums_rounded_once(backend: Backend) -> No
         "broadcast angles",
         "int",
         "half",
+        "bfloat16 sum",
+        "strided sum",
+        "strided ranks",
+        "strided masses",
+        "strided top",
+        "strided additions",
+        "strided blocks",
+        "strided penalty",
     ],
 )
 def test_what_kernels_do_not_take_goes_to_torch(backend: Backend, call: Callable[..., Any]) -> None:

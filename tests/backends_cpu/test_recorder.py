@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from forebay.runtime import open_backend
 from forebay.specs import Backend, CaptureViolation, Segment
 
 CLOSED = torch.arange(4, dtype=torch.float32)
@@ -44,12 +43,6 @@ FORBIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tolist()": (lambda x: x.tolist(), "host read"),
     "tensor_split by a tensor": (lambda x: torch.tensor_split(x, x[:1].to(torch.int64))[0], "host read"),
 }
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    with open_backend("cpu") as opened:
-        yield opened
 
 
 @pytest.mark.clause("C2", "C12")

@@ -7,24 +7,14 @@ import json
 import pytest
 
 from tests.cli.running import Run, assert_one_line
-from tests.selection.fakes import Site
+from tests.selection.fakes import AWAY_HOOK, Site
 
 
 @pytest.mark.clause("B1", "B3")
 @pytest.mark.case("F01")
 def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> None:
     site.install("bad-chip", {"bad": "import stale_dep"}, version="2.5")
-    site.install(
-        "away-chip",
-        {
-            "away": """
-            @hookimpl
-            def forebay_backend():
-                absent = Availability(usable=False, reason="no device found", hint="plug one in")
-                return describe("away", probe=lambda: absent)
-            """
-        },
-    )
+    site.install("away-chip", {"away": AWAY_HOOK.format(hint="plug one in")})
     site.install(
         "cracked-chip",
         {

@@ -11,13 +11,13 @@ import pytest
 
 from forebay.runtime.cli import doctor as doctor_module
 from tests.cli.running import ROOT, Run, assert_one_line, run_process
-from tests.selection.fakes import GOOD_HOOK, Site
+from tests.selection.fakes import AWAY_HOOK, GOOD_HOOK, Site
 
 WRONG_DEVICE = """
 def wrong():
-    from tests.selection.numpy_driver import NumpyDriver, WrongNamespace
+    from tests.selection.numpy_driver import NumpyDriver, WrongArrays
 
-    return NumpyDriver(WrongNamespace())
+    return NumpyDriver(WrongArrays())
 
 @hookimpl
 def forebay_backend():
@@ -87,17 +87,7 @@ def test_doctor_gives_up_on_a_backend_that_hangs(
 
 
 def test_doctor_says_what_the_unavailable_need(run: Run, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.install(
-        "away-chip",
-        {
-            "away": """
-            @hookimpl
-            def forebay_backend():
-                absent = Availability(usable=False, reason="no device found", hint="pip install 'forebay[away]'")
-                return describe("away", probe=lambda: absent)
-            """
-        },
-    )
+    site.install("away-chip", {"away": AWAY_HOOK.format(hint="pip install 'forebay[away]'")})
     site.install("bad-chip", {"bad": GOOD_HOOK.format(name="worse")})
     steps = [{"name": "matmul", "first_s": 0.5, "again_s": 0.001, "error": 0.0}]
     monkeypatch.setattr(doctor_module, "check_backend", lambda label, timeout: {"ok": True, "steps": steps})

@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
 
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
+from forebay.specs.geometry import storage_shapes
+from tests import attention
+from tests.attention import Array, Attention
 from tests.contract import oracle
-from tests.contract.oracle import Array
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16")
+HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16}
+"""What numpy holds of a dtype; of bfloat16 the bit patterns."""
 POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
 BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
 """Block ids no pool here holds: whoever follows one leaves the pool."""
@@ -26,6 +30,27 @@ BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
 def int32(*rows: Any) -> Array:
     """One argument a row: ``int32(5, 0)`` are two lengths, ``int32([1, 2], [3, 4])`` is a table of two rows."""
     return np.array(rows, np.int32)
+
+
+class Sizes(TypedDict, total=False):
+    """Keyword arguments of :func:`geometry`, which are fields of ``KVGeometry``."""
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    dtype: str
+    value_head_dim: int | None
+
+
+class Params(TypedDict, total=False):
+    """Fields of ``AttentionParams``, with ``sinks`` float32 ``[Hq]`` on the host."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Array | None
 
 
 # -- pools ---------------------------------------------------------------------------------------------------------------
@@ -48,13 +73,12 @@ def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, 
     backend.release(pool)
 
 
-def geometry(layout: str = "NHD", **sizes: Any) -> KVGeometry:
+def geometry(layout: str = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
     """Sizes that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
-    sizes = {"num_blocks": 4, "block_size": 4, "num_kv_heads": 2, "head_dim": 8} | sizes
-    if layout == "LATENT":
-        dim = sizes["head_dim"]
-        sizes |= {"num_kv_heads": 1, "value_head_dim": sizes.get("value_head_dim") or max(1, dim - dim // 3)}
-    return KVGeometry(**sizes)
+    g = replace(KVGeometry(4, 4, 2, 8), **changes)
+    if layout != "LATENT":
+        return g
+    return replace(g, num_kv_heads=1, value_head_dim=g.value_head_dim or max(1, g.head_dim - g.head_dim // 3))
 
 
 def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = None, layer: int = 0) -> None:
@@ -75,9 +99,32 @@ def put_values(backend: Backend, pool: Pool, slots: Sequence[int], values: Seque
     put(backend, pool, slots, k, v)
 
 
+def device_rows(backend: Backend, g: KVGeometry, values: Any, dtype: str | None = None) -> tuple[Any, Any]:
+    """Device rows that hold one number each, in K and, negated, in V (None in LATENT)."""
+    ones = np.ones((len(values), g.num_kv_heads, g.key_dim), np.float32)
+    k = np.array(values, np.float32)[:, None, None] * ones
+    v = None if g.value_head_dim is not None else backend.to_device(-k, dtype)
+    return backend.to_device(k, dtype), v
+
+
+def held(backend: Backend, pool: Pool, slots: Any, layer: int = 0) -> Array:
+    """The first element of K at each slot, as the device stores it (not through a door)."""
+    slots, bs = np.asarray(slots), pool.geometry.block_size
+    arrays = oracle.stored(backend, pool, layer)
+    return oracle.rows_at(pool.layout, arrays, pool.geometry, slots // bs, slots % bs)[0][:, 0, 0]
+
+
 def slot(pool: Pool, block: int, offset: int = 0) -> int:
     """The slot of a block counted without the sink: block 0 is the pool's first usable one."""
     return (block + pool.first_block) * pool.geometry.block_size + offset
+
+
+def storage(layout: str, g: KVGeometry, fill: float = np.nan) -> Any:
+    """Foreign memory for one layer, as ``wrap_pool`` takes it: an array, or a pair."""
+    arrays: list[Array] = [np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g)]
+    if g.dtype == "bfloat16":
+        arrays = [attention.upper_halves(a) for a in arrays]
+    return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -143,12 +190,13 @@ class Scene:
         return replace(self, q=self.q[pick], table=self.table[pick], visible=self.visible[pick])
 
     def decode(
-        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Any
+        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Unpack[Params]
     ) -> tuple[Array, Array]:
         """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend; ``host`` hands over numpy table and visible."""
         b = self.backend
-        if params.get("sinks") is not None:
-            params["sinks"] = b.to_device(params["sinks"])
+        sinks = params.get("sinks")
+        if sinks is not None:
+            params["sinks"] = b.to_device(sinks)
         table, visible = (x if host else b.to_device(x) for x in (self.table, self.visible))
         out, lse = b.paged_decode(
             b.to_device(self.q, q_dtype),
@@ -164,11 +212,11 @@ class Scene:
         assert b.xp.dtype(out) == q_dtype
         return b.to_host(out), b.to_host(lse)
 
-    def expect(self, **params: Any) -> oracle.Attention:
+    def expect(self, **params: Unpack[Params]) -> Attention:
         arrays = oracle.stored(self.backend, self.pool, 0)
         return oracle.attend(self.pool, arrays, self.q, self.table, self.visible, table_len=self.table_len, **params)
 
-    def check(self, *, path: str = "direct", **params: Any) -> tuple[Array, Array]:
+    def check(self, *, path: str = "direct", **params: Unpack[Params]) -> tuple[Array, Array]:
         """Hold the result against the oracle, within clause D6; returns out and lse."""
         before = self.pool.invalid
         out, lse = self.decode(path=path, **params)
@@ -199,7 +247,7 @@ def scene(
     query_len: int = 1,
     extra_width: int = 2,
     seed: int = 0,
-    **sizes: Any,
+    **sizes: Unpack[Sizes],
 ) -> Iterator[Scene]:
     """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
 
@@ -238,3 +286,14 @@ def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[i
     out = backend.to_host(backend.paged_decode(q, pool, 0, table, np.array(visible, np.int32), **options))
     np.testing.assert_array_equal(out, np.broadcast_to(out[:, :1, :1], out.shape))
     return out[:, 0, 0]
+
+
+def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None) -> Array:
+    """The bits of a row over ``blocks`` under a fixed query."""
+    g = pool.geometry
+    q = np.linspace(-1, 1, 2 * g.num_kv_heads * g.key_dim, dtype=np.float32).reshape(1, -1, g.key_dim)
+    visible = len(blocks) * g.block_size if visible is None else visible
+    out, lse = backend.paged_decode(
+        backend.to_device(q), pool, 0, int32(blocks), int32(visible), table_len=len(blocks), return_lse=True
+    )
+    return np.append(backend.to_host(out), backend.to_host(lse))

@@ -1,26 +1,10 @@
-"""Attention in float64 over the KV that a pool stores, written from the contract and apart from every kernel."""
+"""Attention in float64 over the KV that a pool stores, found by each layout's own index formula."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from forebay.specs import Backend, KVGeometry, Pool
-
-Array = npt.NDArray[Any]
-
-
-@dataclass
-class Attention:
-    """``out [B, T, Hq, Dv]``, ``lse [B, T, Hq]``, invalid table entries met, and the largest visible |V|."""
-
-    out: npt.NDArray[np.float64]
-    lse: npt.NDArray[np.float64]
-    invalid: int
-    largest: float
+from tests import attention
+from tests.attention import Array, Attention
 
 
 def rows_at(layout: str, arrays: list[Array], g: KVGeometry, block: Array, offset: Array) -> tuple[Array, Array]:
@@ -58,48 +42,26 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Attention:
-    """Attention of ``q [B, T, Hq, D]``; query t of row b sees ``visible[b] - (T-1-t)`` keys, blocks that are none are zeros."""
-    g, (rows, query_len, heads, dim) = pool.geometry, q.shape
-    group = heads // g.num_kv_heads
-    result = Attention(
-        np.zeros((rows, query_len, heads, g.value_dim)), np.full((rows, query_len, heads), -np.inf), 0, 1e-30
+    """Attention of ``q [B, T, Hq, D]`` over ``arrays``, what one layer of the pool holds."""
+    g = pool.geometry
+    return attention.attend(
+        q,
+        lambda block, offset: rows_at(pool.layout, arrays, g, block, offset),
+        table,
+        visible,
+        kv_heads=g.num_kv_heads,
+        value_dim=g.value_dim,
+        table_len=table_len,
+        first_block=pool.first_block,
+        num_blocks=g.num_blocks,
+        block_size=g.block_size,
+        scale=g.head_dim**-0.5 if scale is None else scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
     )
-    scale = dim**-0.5 if scale is None else scale
-    for b in range(rows):
-        unheld: set[int] = set()
-        for t in range(query_len):
-            end = int(visible[b]) - (query_len - 1 - t)
-            if end <= 0:
-                continue
-            positions = np.arange(max(end - window, 0) if window else 0, end)
-            columns = positions // g.block_size
-            block = np.full(len(positions), -1, np.int64)
-            inside = columns < table_len
-            block[inside] = table[b, columns[inside]]
-            held = (block >= pool.first_block) & (block < g.num_blocks)
-            unheld.update(columns[~held].tolist())
-            k = np.zeros((len(positions), g.num_kv_heads, g.key_dim))
-            v = np.zeros((len(positions), g.num_kv_heads, g.value_dim))
-            k[held], v[held] = rows_at(pool.layout, arrays, g, block[held], positions[held] % g.block_size)
-            result.largest = max(result.largest, float(np.abs(v).max()))
-            for h in range(heads):
-                scores = k[:, h // group] @ q[b, t, h].astype(np.float64) * scale
-                if softcap is not None:
-                    scores = softcap * np.tanh(scores / softcap)
-                logits = scores if sinks is None else np.append(scores, np.float64(sinks[h]))
-                peak = logits.max()
-                total = np.exp(logits - peak).sum()
-                result.out[b, t, h] = np.exp(scores - peak) @ v[:, h // group] / total
-                result.lse[b, t, h] = peak + np.log(total)
-        result.invalid += len(unheld)
-    return result
 
 
-def round_to_bfloat16(x: Array) -> Array:
-    """Nearest bfloat16 of finite float32, ties to even, as float32: found by comparing both neighbours."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    below = (bits & np.uint32(0xFFFF0000)).view(np.float32)
-    above = ((bits & np.uint32(0xFFFF0000)) + np.uint32(0x10000)).view(np.float32)
-    to_below, to_above = np.abs(x.astype(np.float64) - below), np.abs(above.astype(np.float64) - x)
-    even = (bits >> np.uint32(16)) % 2 == 0
-    return np.where((to_below < to_above) | ((to_below == to_above) & even), below, above).astype(np.float32)
+def rounded(x: Array) -> Array:
+    """float32 values of the nearest bfloat16, ties to even."""
+    return attention.values(attention.round_to_bfloat16(x))

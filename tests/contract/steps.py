@@ -20,8 +20,8 @@ from forebay.specs import (
     Trace,
     WriteLoc,
 )
+from tests.attention import Array
 from tests.contract.kv import poison, same_bits
-from tests.contract.oracle import Array
 
 VOCAB = 29
 

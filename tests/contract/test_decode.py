@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, KVGeometry
+from tests.attention import Array
 from tests.contract import oracle
 from tests.contract.kv import (
     KV_DTYPES,
     LAYOUTS,
+    Params,
     Scene,
+    geometry,
     int32,
     mean_of_values,
     new_pool,
@@ -97,7 +100,7 @@ def test_long_sequences_beside_short_ones(backend: Backend, dtype: str, dim: int
 
 
 SINKS = np.linspace(-3, 3, 6, dtype=np.float32)
-PARAMS: dict[str, dict[str, Any]] = {
+PARAMS: dict[str, Params] = {
     "scale": {"scale": 0.31},
     "negative scale": {"scale": -0.2},
     "zero scale": {"scale": 0.0},
@@ -116,8 +119,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PARAMS)
 def test_every_parameter(backend: Backend, name: str, path: str) -> None:
     for dtype, query_len in (("float32", 1), ("bfloat16", 3)):
-        options = {"heads": 6, "head_dim": 32, "block_size": 8, "dtype": dtype, "query_len": query_len}
-        with scene(backend, (3, 0, 8, 40, 600), **options) as s:
+        lengths = (3, 0, 8, 40, 600)
+        with scene(backend, lengths, heads=6, head_dim=32, block_size=8, dtype=dtype, query_len=query_len) as s:
             s.check(path=path, **PARAMS[name])
 
 
@@ -167,7 +170,7 @@ def test_a_3d_query_is_one_query(backend: Backend) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_window_counts_the_current_token(backend: Backend, layout: str, query_len: int) -> None:
     """Equal keys, V = t: the mean of the last W tokens, in decode and as the last rows of a prefill."""
-    with new_pool(backend, geometry_of(layout), layout) as pool:
+    with new_pool(backend, geometry(layout, head_dim=4), layout) as pool:
         put_values(backend, pool, [slot(pool, 0, t) for t in range(6)], range(6))
         table = int32([pool.first_block, pool.first_block + 1])
         for window in (1, 2, 3, 4, 5, 6, 7, 100):
@@ -185,11 +188,6 @@ def test_a_window_counts_the_current_token(backend: Backend, layout: str, query_
         assert mean_of_values(backend, pool, table, [6], params=AttentionParams(window=4))[0] == pytest.approx(3.5)
 
 
-def geometry_of(layout: str) -> KVGeometry:
-    latent = layout == "LATENT"
-    return KVGeometry(4, 4, 1 if latent else 2, 4, value_head_dim=3 if latent else None)
-
-
 @pytest.mark.clause("D6", "D5")
 @given(data=st.data())
 def test_any_call_meets_the_oracle(backend: Backend, data: st.DataObject) -> None:
@@ -197,7 +195,7 @@ def test_any_call_meets_the_oracle(backend: Backend, data: st.DataObject) -> Non
     layout = draw(st.sampled_from(LAYOUTS))
     kv_heads = 1 if layout == "LATENT" else draw(st.integers(1, 3))
     heads = kv_heads * draw(st.sampled_from(GROUPS))
-    params: dict[str, Any] = {
+    params: Params = {
         "scale": draw(st.none() | st.floats(-1, 1)),
         "window": draw(st.none() | st.integers(1, 80)),
         "softcap": draw(st.none() | st.floats(0.5, 50)),
@@ -231,7 +229,7 @@ def test_what_lies_behind_the_visible_range_never_leaks(
     backend: Backend, layout: str, path: str, where: str, bad: float
 ) -> None:
     """V rows [1, 3] and equal keys give 2.0, whatever the rest of the block holds, written there through the door."""
-    g = geometry_of(layout)
+    g = geometry(layout, head_dim=4)
     with new_pool(backend, g, layout) as pool:
         tail = [slot(pool, 0, t) for t in range(2, 4)]
         k = np.full((2, g.num_kv_heads, g.key_dim), bad if where != "v" else 0, np.float32)
@@ -283,8 +281,12 @@ def test_one_key_that_outweighs_all_others(backend: Backend) -> None:
 @pytest.mark.parametrize("q_dtype", ["float32", "bfloat16", "float16"])
 def test_the_output_has_the_dtype_of_q(backend: Backend, q_dtype: str, kv_dtype: str) -> None:
     with scene(backend, (5, 33, 0), heads=4, head_dim=64, dtype=kv_dtype) as s:
-        rounded = {"bfloat16": oracle.round_to_bfloat16, "float16": lambda x: x.astype(np.float16).astype(np.float32)}
-        s.q = rounded[q_dtype](s.q) if q_dtype in rounded else s.q
+        rounded: dict[str, Callable[[Array], Array]] = {
+            "float32": lambda x: x,
+            "bfloat16": oracle.rounded,
+            "float16": lambda x: x.astype(np.float16).astype(np.float32),
+        }
+        s.q = rounded[q_dtype](s.q)
         out, lse = s.decode(q_dtype=q_dtype)
         want = s.expect()
         limit = max(tolerance(backend, q_dtype), tolerance(backend, kv_dtype))

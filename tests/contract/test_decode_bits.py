@@ -14,7 +14,9 @@ from forebay.specs import AttentionParams, Backend, InvalidInput, KVGeometry
 from tests.contract.kv import (
     KV_DTYPES,
     LAYOUTS,
+    Params,
     Scene,
+    Sizes,
     int32,
     new_pool,
     put_values,
@@ -24,11 +26,10 @@ from tests.contract.kv import (
     slot,
     tolerance,
 )
-from tests.contract.oracle import Array
 
 LENGTHS = (700, 33, 512, 0, 1, 513, 64, 31, *range(100, 124))
 GEOMETRIES = ((9, 3, 64), (8, 2, 128), (5, 1, 80), (20, 1, 17), (7, 1, 100), (3, 3, 32))
-PARAMS: tuple[dict[str, Any], ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"window": 600, "scale": 0.3})
+PARAMS: tuple[Params, ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"window": 600, "scale": 0.3})
 
 
 # -- D4 --------------------------------------------------------------------------------------------------------------------
@@ -38,9 +39,9 @@ PARAMS: tuple[dict[str, Any], ...] = ({}, {"window": 45}, {"softcap": 3.0, "scal
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_direct_equals_gather(backend: Backend, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
-    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 8}
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 8}
     for query_len in (1, 3):
-        with scene(backend, (1030, 70, 0, 5, 512), query_len=query_len, **sizes) as s:
+        with scene(backend, (1030, 70, 0, 5, 512), heads=heads, query_len=query_len, **sizes) as s:
             s.table[1, 2] = -1
             for params in PARAMS:
                 direct, gather = s.decode(**params), s.decode(path="gather", **params)
@@ -54,15 +55,21 @@ def test_direct_equals_gather(backend: Backend, heads: int, kv_heads: int, dim: 
 def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: st.DataObject) -> None:
     draw = data.draw
     lengths = draw(st.lists(st.integers(0, 50) | st.sampled_from([511, 512, 513]), min_size=1, max_size=5))
-    sizes = {
-        "head_dim": draw(st.integers(1, 70)),
-        "block_size": draw(st.integers(1, 20)),
-        "dtype": draw(st.sampled_from(KV_DTYPES)),
-        "query_len": draw(st.integers(1, 3)),
-        "seed": draw(st.integers(0, 999)),
-    }
-    with scene(backend, lengths, layout=layout, heads=draw(st.sampled_from([2, 4, 6])), **sizes) as s:
-        params = {"window": draw(st.none() | st.integers(1, 60)), "softcap": draw(st.none() | st.floats(0.5, 9))}
+    with scene(
+        backend,
+        lengths,
+        layout=layout,
+        head_dim=draw(st.integers(1, 70)),
+        block_size=draw(st.integers(1, 20)),
+        dtype=draw(st.sampled_from(KV_DTYPES)),
+        query_len=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 999)),
+        heads=draw(st.sampled_from([2, 4, 6])),
+    ) as s:
+        params: Params = {
+            "window": draw(st.none() | st.integers(1, 60)),
+            "softcap": draw(st.none() | st.floats(0.5, 9)),
+        }
         direct, gather = s.decode(**params), s.decode(path="gather", **params)
         same_bits(direct[0], gather[0])
         same_bits(direct[1], gather[1])
@@ -106,8 +113,8 @@ def test_direct_needs_no_memory_that_grows_with_the_table(backend: Backend) -> N
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, dim: int, path: str, dtype: str) -> None:
-    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 16}
-    with scene(backend, LENGTHS, **sizes) as s:
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 16}
+    with scene(backend, LENGTHS, heads=heads, **sizes) as s:
         out, lse = s.decode(path=path)
         for size in (1, 3, 8):
             for first in range(0, 32, 8 if size == 8 else 5):
@@ -123,9 +130,10 @@ def test_neighbours_padding_and_table_width_change_nothing(backend: Backend, dat
     """Any bucket, any order, padded rows whose q and table are garbage, any width: the same bits for every live row."""
     draw = data.draw
     heads, kv_heads, dim = draw(st.sampled_from(GEOMETRIES))
-    sizes = {"heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "block_size": draw(st.sampled_from([1, 5, 16]))}
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "block_size": draw(st.sampled_from([1, 5, 16]))}
     params = draw(st.sampled_from(PARAMS))
-    with scene(backend, draw(st.lists(st.integers(1, 40) | st.just(600), min_size=2, max_size=4)), **sizes) as s:
+    lengths = draw(st.lists(st.integers(1, 40) | st.just(600), min_size=2, max_size=4))
+    with scene(backend, lengths, heads=heads, **sizes) as s:
         alone = [s.rows(b).decode(**params) for b in range(len(s.visible))]
         order = draw(st.permutations(range(len(s.visible))))
         batch = s.rows(*order)
@@ -263,7 +271,7 @@ def test_merged_parts_keep_their_dtype(backend: Backend, dtype: str) -> None:
 
 @pytest.mark.clause("D10")
 def test_parts_that_do_not_belong_together_are_refused(backend: Backend) -> None:
-    def device(*shape: int, dtype: Any = np.float32) -> Array:
+    def device(*shape: int, dtype: Any = np.float32) -> Any:
         return backend.to_device(np.zeros(shape, dtype))
 
     out, lse = device(3, 2, 4), device(3, 2)

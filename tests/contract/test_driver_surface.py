@@ -1,12 +1,9 @@
-"""The driver surface: ten members make a port; the checks in front of it are not its to loosen (clauses B6, B4, D8, C9).
-
-The tests imported below are those of the other files, over a port that has no kernel at all.
-"""
+"""The driver surface: ten members make a port; the checks in front of it are not its to loosen (clauses B6, B4, D8, C9)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,136 +29,6 @@ from forebay.specs import (
 from forebay.specs.driver import DELEGABLE
 from tests.contract.kv import geometry, int32, new_pool, refused, scene, unchanged
 from tests.contract.numpy_port import DeviceArray, NumpyPort, opened
-from tests.contract.test_decode import (
-    test_a_3d_query_is_one_query,
-    test_a_window_counts_the_current_token,
-    test_any_group_of_query_heads,
-    test_any_layout,
-    test_every_parameter,
-    test_layers_are_apart,
-    test_several_queries,
-    test_the_output_has_the_dtype_of_q,
-    test_what_lies_behind_the_visible_range_never_leaks,
-)
-from tests.contract.test_decode_bits import (
-    test_a_query_among_several_equals_the_query_alone,
-    test_empty_parts_weigh_nothing_whatever_they_hold,
-    test_merged_parts_keep_their_dtype,
-    test_only_the_switch_selects_gather,
-    test_parts_of_a_sequence_merge_to_the_whole,
-    test_parts_that_do_not_belong_together_are_refused,
-    test_the_lse_is_a_natural_logarithm,
-)
-from tests.contract.test_decode_inputs import (
-    test_a_query_of_the_wrong_shape_is_refused,
-    test_a_ragged_page_list_is_refused,
-    test_a_wrong_argument_is_refused,
-    test_an_empty_row_is_zero_whatever_the_maximum,
-    test_an_invalid_block_is_zero_rows_that_take_part,
-    test_an_overhanging_table_entry_is_never_read,
-    test_any_row_and_column_stride_of_a_table,
-    test_any_table_width,
-    test_int32_and_host_int64_tables_are_taken,
-    test_invalid_blocks_anywhere_meet_the_oracle,
-    test_nothing_but_empty_rows,
-    test_other_host_types_are_refused_by_name,
-    test_visible_beyond_the_table_known_to_the_device_only,
-)
-from tests.contract.test_doors import (
-    test_a_copy_drops_a_row_once,
-    test_a_copy_reads_before_it_writes_and_moves_bits,
-    test_a_door_rounds_rows_to_the_pools_dtype,
-    test_a_pad_writes_nothing_and_never_wraps,
-    test_a_wrong_location_is_refused_at_every_door,
-    test_an_id_outside_the_pool_raises_on_the_host_and_is_counted_on_the_device,
-    test_any_device_ids_do_what_the_rule_says,
-    test_duplicate_slots_of_one_host_known_call_are_refused,
-    test_nan_and_inf_survive_the_door,
-    test_no_rows_are_a_legal_call,
-    test_rows_of_one_call_in_one_block_land_whole_in_any_order,
-    test_sink_ids_are_dropped_and_counted,
-    test_wrong_rows_and_layers_are_refused,
-)
-from tests.contract.test_layouts import (
-    test_a_row_lands_where_its_layout_says,
-    test_every_layout_answers_alike,
-    test_foreign_memory_is_a_capability,
-)
-from tests.contract.test_staging import (
-    test_any_view_is_staged_bit_for_bit,
-    test_latent_kv_is_staged_without_v,
-    test_old_rows_of_a_recycled_slot_are_never_read,
-    test_special_bits_survive_staging,
-)
-from tests.contract.test_write_loc import (
-    test_only_the_first_table_len_columns_are_blocks,
-    test_positions_and_a_table_are_lowered_to_slots,
-    test_unmarked_ids_are_refused_at_every_door,
-)
-
-SHARED = (
-    test_a_3d_query_is_one_query,
-    test_a_window_counts_the_current_token,
-    test_any_group_of_query_heads,
-    test_any_layout,
-    test_every_parameter,
-    test_layers_are_apart,
-    test_several_queries,
-    test_the_output_has_the_dtype_of_q,
-    test_what_lies_behind_the_visible_range_never_leaks,
-    test_a_query_among_several_equals_the_query_alone,
-    test_empty_parts_weigh_nothing_whatever_they_hold,
-    test_merged_parts_keep_their_dtype,
-    test_only_the_switch_selects_gather,
-    test_parts_of_a_sequence_merge_to_the_whole,
-    test_parts_that_do_not_belong_together_are_refused,
-    test_the_lse_is_a_natural_logarithm,
-    test_a_query_of_the_wrong_shape_is_refused,
-    test_a_ragged_page_list_is_refused,
-    test_a_wrong_argument_is_refused,
-    test_an_empty_row_is_zero_whatever_the_maximum,
-    test_an_invalid_block_is_zero_rows_that_take_part,
-    test_an_overhanging_table_entry_is_never_read,
-    test_any_row_and_column_stride_of_a_table,
-    test_any_table_width,
-    test_int32_and_host_int64_tables_are_taken,
-    test_invalid_blocks_anywhere_meet_the_oracle,
-    test_nothing_but_empty_rows,
-    test_other_host_types_are_refused_by_name,
-    test_visible_beyond_the_table_known_to_the_device_only,
-    test_a_copy_drops_a_row_once,
-    test_a_copy_reads_before_it_writes_and_moves_bits,
-    test_a_door_rounds_rows_to_the_pools_dtype,
-    test_a_pad_writes_nothing_and_never_wraps,
-    test_a_wrong_location_is_refused_at_every_door,
-    test_an_id_outside_the_pool_raises_on_the_host_and_is_counted_on_the_device,
-    test_any_device_ids_do_what_the_rule_says,
-    test_duplicate_slots_of_one_host_known_call_are_refused,
-    test_nan_and_inf_survive_the_door,
-    test_no_rows_are_a_legal_call,
-    test_rows_of_one_call_in_one_block_land_whole_in_any_order,
-    test_sink_ids_are_dropped_and_counted,
-    test_wrong_rows_and_layers_are_refused,
-    test_a_row_lands_where_its_layout_says,
-    test_every_layout_answers_alike,
-    test_foreign_memory_is_a_capability,
-    test_any_view_is_staged_bit_for_bit,
-    test_latent_kv_is_staged_without_v,
-    test_old_rows_of_a_recycled_slot_are_never_read,
-    test_special_bits_survive_staging,
-    test_only_the_first_table_len_columns_are_blocks,
-    test_positions_and_a_table_are_lowered_to_slots,
-    test_unmarked_ids_are_refused_at_every_door,
-)
-"""What pytest collects here a second time, over this file's ``backend``."""
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    """The port without a kernel, in place of the backend of the other files."""
-    with opened(NumpyPort()) as port:
-        yield port
-
 
 # -- what a port is --------------------------------------------------------------------------------------------------------
 
@@ -175,7 +42,7 @@ def test_a_port_has_at_most_ten_abstract_members() -> None:
     for missing in required:
         members = {name: getattr(NumpyPort, name) for name in required - {missing}}
         with pytest.raises(TypeError, match=missing):
-            type("Partial", (Driver,), members)()  # type: ignore[abstract]
+            type("Partial", (Driver,), members)()
 
 
 @pytest.mark.clause("B6")
@@ -210,16 +77,16 @@ def operations(b: Backend, pool: Pool) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.clause("B6", "C9")
-def test_what_a_port_leaves_out_is_counted_as_delegated(backend: Backend) -> None:
-    with new_pool(backend, geometry()) as pool:
-        calls = operations(backend, pool)
+def test_what_a_port_leaves_out_is_counted_as_delegated(port: Backend) -> None:
+    with new_pool(port, geometry()) as pool:
+        calls = operations(port, pool)
         assert set(calls) == set(DELEGABLE)
         for name, act in calls.items():
-            launches, delegated = Counter(backend.counters.launches), Counter(backend.counters.delegated)
+            launches, delegated = Counter(port.counters.launches), Counter(port.counters.delegated)
             act()
-            assert backend.counters.launches == launches
-            assert backend.counters.delegated - delegated == Counter({name: 1})
-        assert set(backend.counters.as_dict()["delegated"]) >= set(DELEGABLE)
+            assert port.counters.launches == launches
+            assert port.counters.delegated - delegated == Counter({name: 1})
+        assert set(port.counters.as_dict()["delegated"]) >= set(DELEGABLE)
 
 
 @pytest.mark.clause("B6", "C9")
@@ -241,17 +108,17 @@ def test_what_a_port_implements_is_counted_as_launched() -> None:
 
 
 @pytest.mark.clause("C9", "B6", "C2", "C12")
-def test_capture_may_decline_and_is_counted(backend: Backend) -> None:
-    x = backend.buffer("x", np.zeros(2, np.float32))
+def test_capture_may_decline_and_is_counted(port: Backend) -> None:
+    x = port.buffer("x", np.zeros(2, np.float32))
     segment = Segment("s", lambda b: ({x: x.get() + 1}, {"x": x.get()}), updates=(x,))
-    assert backend.run(segment).get()["x"].tolist() == [0, 0]
-    assert backend.fetch(x).tolist() == [1, 1]
-    declined = backend.counters.declined
-    with unchanged(backend, x), pytest.raises(CaptureDeclined, match="does not capture"):
-        backend.capture(segment)
-    assert backend.counters.declined == declined + 1
-    assert backend.counters.capture == 0
-    backend.release(x)
+    assert port.run(segment).get()["x"].tolist() == [0, 0]
+    assert port.fetch(x).tolist() == [1, 1]
+    declined = port.counters.declined
+    with unchanged(port, x), pytest.raises(CaptureDeclined, match="does not capture"):
+        port.capture(segment)
+    assert port.counters.declined == declined + 1
+    assert port.counters.capture == 0
+    port.release(x)
 
 
 @pytest.mark.clause("B6", "C9", "C12", "C2")
@@ -285,8 +152,13 @@ def test_a_delegated_operation_cannot_be_captured() -> None:
         plain = Segment("plain", lambda _: ({}, {"rows": rows.get()}), reads=(rows,))
         b.run(plain)
         b.release(b.capture(plain))
+
+        def uploads(b: Backend) -> Any:
+            b.upload(ids, int32(5))
+            return {}, {}
+
         with pytest.raises(CaptureViolation, match="upload"):
-            b.capture(Segment("bad", lambda b: b.upload(ids, int32(5)), reads=(ids,)))
+            b.capture(Segment("bad", uploads, reads=(ids,)))
         assert b.counters.declined == 3
 
 
@@ -413,11 +285,11 @@ def test_a_refused_call_never_reaches_the_port() -> None:
 
 
 @pytest.mark.clause("B6")
-def test_the_checking_class_is_final_and_the_only_one_opened(backend: Backend) -> None:
+def test_the_checking_class_is_final_and_the_only_one_opened(port: Backend) -> None:
     """What is opened is the class of specs itself, whatever the driver: a port has no say in which checks stand before it."""
     assert Backend.__final__ is True  # type: ignore[attr-defined]
     with open_backend("cpu") as cpu:
-        assert type(cpu) is type(backend) is Backend
+        assert type(cpu) is type(port) is Backend
         assert type(cpu.create_pool(geometry())) is Pool
 
     class Loose(NumpyPort):

@@ -57,8 +57,8 @@ def test_foreign_byte_order_is_understood(backend: Backend) -> None:
 @given(st.floats(allow_nan=False, width=64), st.integers(-4, 4))
 def test_float64_to_bfloat16_rounds_once(start: float, nudge: int) -> None:
     """Nearest even of the float64 itself: rounding through float32 would round a near tie twice."""
-    low = float(bfloat16_values(bfloat16_bits(np.float32([np.clip(start, -1e30, 1e30)])))[0])
-    up = float(bfloat16_values(bfloat16_bits(np.float32([low])) + np.uint16(1))[0])
+    low = float(bfloat16_values(bfloat16_bits(np.array([np.clip(start, -1e30, 1e30)], np.float32)))[0])
+    up = float(bfloat16_values(bfloat16_bits(np.array([low], np.float32)) + np.uint16(1))[0])
     tie = (low + up) / 2
     x = tie
     for _ in range(abs(nudge)):

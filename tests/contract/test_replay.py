@@ -10,26 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import (
-    Backend,
-    CaptureViolation,
-    InvalidInput,
-    KVGeometry,
-    Segment,
-    WriteLoc,
-)
+from forebay.specs import Backend, CaptureViolation, InvalidInput, KVGeometry, Segment, WriteLoc
+from tests.attention import Array
 from tests.contract import oracle
-from tests.contract.kv import (
-    KV_DTYPES,
-    LAYOUTS,
-    int32,
-    new_pool,
-    put_values,
-    same_bits,
-    slot,
-    unchanged,
-)
-from tests.contract.oracle import Array
+from tests.contract.kv import KV_DTYPES, LAYOUTS, int32, new_pool, put_values, same_bits, slot, unchanged
 from tests.contract.steps import copies, decoder, everything, same_emits, warm_trace
 
 
@@ -65,19 +49,25 @@ def test_replay_equals_run_step_after_step(backend: Backend, layout: str, dtype:
 @given(data=st.data())
 def test_any_schedule_replays_as_it_runs(backend: Backend, data: st.DataObject) -> None:
     draw = data.draw
-    options = {
-        "bucket": draw(st.integers(1, 4)),
-        "block_size": draw(st.integers(1, 5)),
-        "layout": draw(st.sampled_from(LAYOUTS)),
-        "path": draw(st.sampled_from(["direct", "gather"])),
-        "window": draw(st.none() | st.integers(1, 9)),
-        "num_blocks": 21,
-        "seed": draw(st.integers(0, 99)),
-    }
-    ran, replayed = (decoder(backend, **options) for _ in range(2))
+    bucket, block_size = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    layout, path = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(["direct", "gather"]))
+    window, seed = draw(st.none() | st.integers(1, 9)), draw(st.integers(0, 99))
+    ran, replayed = (
+        decoder(
+            backend,
+            bucket=bucket,
+            block_size=block_size,
+            layout=layout,
+            path=path,
+            window=window,
+            num_blocks=21,
+            seed=seed,
+        )
+        for _ in range(2)
+    )
     backend.run(ran.segment)
     trace = warm_trace(replayed)
-    length = 5 * options["block_size"]
+    length = 5 * block_size
     for _ in range(3):
         row = draw(st.integers(0, 3))
         seated = draw(st.booleans())

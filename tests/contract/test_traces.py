@@ -21,15 +21,7 @@ from forebay.specs import (
     Trace,
     WriteLoc,
 )
-from tests.contract.kv import (
-    LAYOUTS,
-    geometry,
-    int32,
-    new_pool,
-    put_values,
-    same_bits,
-    unchanged,
-)
+from tests.contract.kv import LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
 from tests.contract.steps import decoder, everything, same_emits
 
 
@@ -96,9 +88,10 @@ def test_a_released_or_empty_trace_is_not_replayed(backend: Backend, pair: Any) 
         backend.release(first)
         backend.release(second)
     replays = backend.counters.replay
+    stale: Any  # things that are no trace at all, which a type checker would refuse first
     for stale in (first, second, Trace(segments[0], None, ()), None, segments[0]):
         with unchanged(backend, a), pytest.raises(StaleTrace, match="capture the Segment on this backend"):
-            backend.replay(stale)  # type: ignore[arg-type]
+            backend.replay(stale)
     with open_backend("cpu") as other:
         mine = backend.capture(segments[0])
         with unchanged(backend, a), pytest.raises(StaleTrace):
@@ -184,9 +177,10 @@ def test_memory_of_a_pool_is_released_with_the_pool(backend: Backend) -> None:
         for thing in (mine, pool):
             with unchanged(backend, mine, pool), pytest.raises(InvalidInput, match="backend"):
                 other.release(thing)
-        for thing in (None, 3, "pool"):
+        neither: tuple[Any, ...] = (None, 3, "pool")  # Any: a type checker would refuse them before the backend does
+        for wrong in neither:
             with pytest.raises(InvalidInput, match="expected a Buffer, a Pool or a Trace"):
-                backend.release(thing)  # type: ignore[arg-type]
+                backend.release(wrong)
         assert backend.fetch(mine).tolist() == [1, 1]
         backend.release(mine)
 
@@ -268,6 +262,7 @@ def test_counters_are_exact(backend: Backend, pair: Any) -> None:
 @pytest.mark.clause("C1", "C2")
 def test_what_a_segment_returns_is_checked(backend: Backend, pair: Any) -> None:
     a, b = pair
+    fn: Any  # its wrong results are what a type checker would refuse first
     for fn, error, says in (
         (lambda _: None, InvalidInput, "fn returned NoneType"),
         (lambda _: {a: a.get()}, InvalidInput, "fn returned dict"),
@@ -280,14 +275,16 @@ def test_what_a_segment_returns_is_checked(backend: Backend, pair: Any) -> None:
         (lambda _: ({}, {"x": np.zeros(1)}), CaptureViolation, "emit 'x' is a host ndarray"),
         (lambda _: ({}, {"x": 3}), CaptureViolation, "emit 'x' is a host int"),
     ):
-        segment = Segment("wrong", fn, reads=(b,), updates=(a,))  # type: ignore[arg-type]
+        segment = Segment("wrong", fn, reads=(b,), updates=(a,))
         for act in (backend.run, backend.capture):
             with unchanged(backend, a, b), pytest.raises(error, match=says):
                 act(segment)
+    wrong: Any
     for wrong in (None, "decode", 3):
         with pytest.raises(InvalidInput, match="expected a function of the backend"):
-            Segment("s", wrong)  # type: ignore[arg-type]
+            Segment("s", wrong)
         with pytest.raises(InvalidInput, match="expected a Segment"):
-            backend.run(wrong)  # type: ignore[arg-type]
+            backend.run(wrong)
+    no_buffers: Any = (np.zeros(1),)
     with pytest.raises(InvalidInput, match="expected Buffers"):
-        Segment("s", nothing, reads=(np.zeros(1),))  # type: ignore[arg-type]
+        Segment("s", nothing, reads=no_buffers)

@@ -9,21 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import (
-    Backend,
-    Buffer,
-    InvalidInput,
-    KVGeometry,
-    Segment,
-    WriteLoc,
-)
-from tests.contract.kv import (
-    int32,
-    new_pool,
-    same_bits,
-    unchanged,
-)
-from tests.contract.oracle import Array
+from forebay.specs import Backend, Buffer, InvalidInput, KVGeometry, Segment, Trace, WriteLoc
+from tests.attention import Array
+from tests.contract.kv import int32, new_pool, same_bits, unchanged
 from tests.contract.steps import copies, same_emits
 
 
@@ -99,7 +87,8 @@ def test_ping_pong_state_counts_1_2_3_4(backend: Backend) -> None:
         backend.replay(traces[step_number % 2])
         states.append(float(backend.fetch((previous, current)[step_number % 2])[0]))
     assert states == [1, 2, 3, 4]
-    for thing in (*traces, current, previous, x):
+    things: tuple[Buffer | Trace, ...] = (*traces, current, previous, x)
+    for thing in things:
         backend.release(thing)
 
 
@@ -128,19 +117,18 @@ def test_any_updates_are_simultaneous(backend: Backend, program: list[tuple[int,
 
     def fn(b: Backend) -> Any:
         values = [cell.get() for cell in cells]
-        return {cells[i]: made(values, *rest) for i, *rest in program}, {
-            "view": values[emit],
-            "part": values[emit][1:3],
-        }
+        updates = {cells[i]: made(values, how, source, rows) for i, how, source, rows in program}
+        return updates, {"view": values[emit], "part": values[emit][1:3]}
 
-    segment = Segment("program", fn, updates=cells)  # type: ignore[arg-type]
+    updated: Any = cells  # a list is taken too, though the annotation names a tuple
+    segment = Segment("program", fn, updates=updated)
     three_ways(backend, segment, dict(zip(cells, start, strict=True)))
     for cell, value in zip(cells, start, strict=True):
         backend.upload(cell, value)
     want = start.copy()
     ticket = backend.run(segment)
-    for i, *rest in program:
-        new = made(start, *rest)
+    for i, how, source, rows in program:
+        new = made(start, how, source, rows)
         want[i, : len(new)] = new
     for cell, value in zip(cells, want, strict=True):
         np.testing.assert_array_equal(backend.fetch(cell), value)

@@ -13,8 +13,8 @@ from .tree import PACKAGES, python_files, text_files
 
 Check = Callable[[Path], list[str]]
 
-MAX_LINES: Final = {"": 400, "tests": 550}
-"""Lines of a module at most; tests, which are tables and cases, may be somewhat longer."""
+MAX_LINES: Final = 400
+"""Lines of a module at most, of the package and of its tests."""
 SETTINGS: Final = "runtime/settings.py"
 
 THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
@@ -108,14 +108,13 @@ def asserts(root: Path) -> list[str]:
 
 
 def module_length(root: Path) -> list[str]:
-    """Python files longer than MAX_LINES allows."""
+    """Python files longer than MAX_LINES."""
     found = []
     for path in python_files(root, *PACKAGES, "tests"):
         name = str(path.relative_to(root))
-        limit = MAX_LINES["tests" if name.startswith("tests/") else ""]
         count = len(path.read_text(encoding="utf-8").splitlines())
-        if count > limit:
-            found.append(f"{name}: {count} lines; split it by noun, {limit} at most")
+        if count > MAX_LINES:
+            found.append(f"{name}: {count} lines; split it by noun, {MAX_LINES} at most")
     return found
 
 

@@ -16,18 +16,23 @@ from .tree import PACKAGES, ROOT, link_namespace
 CONFIG = ROOT / "pyproject.toml"
 
 
-def run(*command: str, path: Path | None = None) -> tuple[int, str]:
-    """Run a module of this interpreter (``python -m``) with ``path`` first among its import paths; status and output."""
+def python(*arguments: str, path: Path | None = None) -> tuple[int, str]:
+    """Run this interpreter with ``path`` first among its import paths; status and output."""
     places = {} if path is None else {"MYPYPATH": str(path), "PYTHONPATH": str(path)}
     process = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *arguments],
         cwd=path or ROOT,
-        env={**os.environ, **places},
+        env={**os.environ, "COLUMNS": "200", **places},
         capture_output=True,
         text=True,
         check=False,
     )
     return process.returncode, process.stdout + process.stderr
+
+
+def run(module: str, *arguments: str, path: Path | None = None) -> tuple[int, str]:
+    """``python -m module`` as :func:`python` runs it."""
+    return python("-m", module, *arguments, path=path)
 
 
 def mypy(namespace: Path, cache: Path) -> tuple[int, str]:
@@ -38,15 +43,7 @@ def mypy(namespace: Path, cache: Path) -> tuple[int, str]:
 
 def lint_imports(namespace: Path) -> tuple[int, str]:
     code = "import sys; from importlinter.cli import lint_imports_command as c; c(sys.argv[1:])"
-    process = subprocess.run(
-        [sys.executable, "-c", code, "--no-cache", "--no-logo", str(CONFIG)],
-        cwd=namespace,
-        env={**os.environ, "PYTHONPATH": str(namespace), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return process.returncode, process.stdout + process.stderr
+    return python("-c", code, "--no-cache", "--no-logo", str(CONFIG), path=namespace)
 
 
 def write_namespace(root: Path, files: dict[str, str]) -> Path:
@@ -87,6 +84,8 @@ def test_the_formatter_would_change_something(tmp_path: Path) -> None:
 def test_the_package_and_its_tests_are_strictly_typed(tmp_path: Path) -> None:
     status, output = mypy(link_namespace(ROOT, tmp_path / "namespace"), ROOT / ".mypy_cache/house")
     assert status == 0, output
+    exceptions = tomllib.loads(CONFIG.read_text())["tool"]["mypy"]["overrides"]
+    assert [sorted(each) for each in exceptions] == [["ignore_missing_imports", "module"]], "no folder is checked less"
 
 
 def test_mypy_is_strict_and_sees_the_package_under_its_import_name(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.kernels.numba.paged_decode import prepare
+from tests import attention
+from tests.attention import Array, Attention
 from tests.kernels import oracle
+from tests.kernels.oracle import Options
 
-Array = npt.NDArray[Any]
 Dtype = Literal["float32", "bfloat16"]
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "REVERSED", "SPARSE")
 POISON = (np.float32(np.nan), np.float32(np.inf), np.float32(-np.inf))
@@ -20,13 +21,13 @@ POISON = (np.float32(np.nan), np.float32(np.inf), np.float32(-np.inf))
 def poisoned(shape: tuple[int, ...], dtype: Dtype, rng: np.random.Generator) -> Array:
     """Storage of which every element is NaN, or one of NaN, inf and -inf."""
     bad = rng.choice(np.array(POISON), size=shape).astype(np.float32)
-    return bad if dtype == "float32" else (bad.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return bad if dtype == "float32" else attention.upper_halves(bad)
 
 
 def encode(numbers: Array, dtype: Dtype) -> Array:
     """float32 numbers as storage."""
     numbers = numbers.astype(np.float32)
-    return numbers if dtype == "float32" else oracle.round_to_bfloat16(numbers)
+    return numbers if dtype == "float32" else attention.round_to_bfloat16(numbers)
 
 
 def views(
@@ -74,7 +75,7 @@ class Case:
     v: Array
     table: Array
     visible: Array
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options
 
     @property
     def dtype(self) -> Dtype:
@@ -89,10 +90,11 @@ class Case:
     def run(self, **more: Any) -> tuple[Array, Array, int]:
         """out, lse and the number of invalid blocks from the kernel."""
         out, lse, invalid = self.outputs()
-        prepare(self.q, self.k, self.v, self.table, self.visible, out, lse, invalid, **{**self.options, **more})()
+        options: dict[str, Any] = {**self.options, **more}
+        prepare(self.q, self.k, self.v, self.table, self.visible, out, lse, invalid, **options)()
         return out, lse, int(invalid[0])
 
-    def expect(self) -> oracle.Result:
+    def expect(self) -> Attention:
         """The same from the oracle."""
         return oracle.attend(self.q, self.k, self.v, self.table, self.visible, **self.options)
 
@@ -129,7 +131,10 @@ def make(
     sink: bool = True,
     seed: int = 0,
     magnitude: float = 1.0,
-    **options: Any,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: Array | None = None,
 ) -> Case:
     """A case with live rows exactly where ``lengths`` says; every other byte of storage, table and outputs is poison.
 
@@ -157,14 +162,17 @@ def make(
         v[pages, positions % block_size] = encode(rows[1, ..., :v_dim], dtype)
         k[pages, positions % block_size] = encode(rows[0, ..., :dim], dtype)
     q = (rng.standard_normal((len(lengths), query_len, heads, dim)) * magnitude).astype(np.float32)
-    settings = {
+    options: Options = {
         "table_len": table_len,
         "first_block": first,
         "num_blocks": num_blocks,
         "block_size": block_size,
-        "scale": dim**-0.5,
+        "scale": dim**-0.5 if scale is None else scale,
+        "window": window,
+        "softcap": softcap,
+        "sinks": sinks,
     }
-    return Case(q, k, v, table, np.array(lengths, np.int32), {**settings, **options})
+    return Case(q, k, v, table, np.array(lengths, np.int32), options)
 
 
 def relocate(
@@ -186,5 +194,11 @@ def relocate(
             source = (case.table[b, position // old], position % old)
             target = (table[b, position // new], position % new)
             k[target], v[target] = case.k[source], case.v[source]
-    options = {**case.options, "table_len": table_len, "first_block": 1, "num_blocks": num_blocks, "block_size": new}
+    options: Options = {
+        **case.options,
+        "table_len": table_len,
+        "first_block": 1,
+        "num_blocks": num_blocks,
+        "block_size": new,
+    }
     return Case(case.q, k, v, table, case.visible, options)

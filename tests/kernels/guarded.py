@@ -12,8 +12,9 @@ import sys
 import numpy as np
 
 from forebay.kernels.numba.paged_decode import paged_decode
+from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import Array
+from tests.kernels.oracle import Options
 
 PAGE = mmap.PAGESIZE
 UNREADABLE = 0
@@ -51,13 +52,15 @@ def main(path: str, dim: int) -> int:
     forbid(cells[last:])
     q = rng.standard_normal((1, 1, 4, dim)).astype(np.float32)
     out, lse = np.empty((1, 1, 4, dim), np.float32), np.empty((1, 1, 4), np.float32)
-    options = {
+    options: Options = {
         "table_len": 600,
         "first_block": 0,
         "num_blocks": 16,
         "block_size": block_size,
         "scale": 0.1,
         "window": window,
+        "softcap": None,
+        "sinks": None,
     }
     visible = np.array([length], np.int32)
     paged_decode(

@@ -1,94 +1,42 @@
-"""Paged attention in float64, written from the contract and apart from the kernels: the measure of every kernel
-test."""
+"""What the kernels are measured by: attention and values of strided views, in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tests import attention
+from tests.attention import Array, Attention
+
 TOLERANCE = 5e-6
 """Largest error allowed, a fraction of the largest visible |V|. The contract grants bfloat16 8e-3; these kernels read
-bfloat16
-exactly and compute in float32, so they are held to the bound of float32."""
+bfloat16 exactly and compute in float32, so they are held to the bound of float32."""
 
 
-@dataclass
-class Result:
-    """What attention gives: out ``[B, T, Hq, Dv]``, lse ``[B, T, Hq]``, invalid blocks, and the largest visible |V|."""
+class Options(TypedDict):
+    """What the kernel and the oracle take beside arrays: where blocks lie, and the parameters of attention."""
 
-    out: npt.NDArray[np.float64]
-    lse: npt.NDArray[np.float64]
-    invalid: int
-    largest: float
+    table_len: int
+    first_block: int
+    num_blocks: int
+    block_size: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Array | None
 
 
 def values(stored: Array) -> npt.NDArray[np.float64]:
     """Stored KV (float32, or uint16 with bfloat16 bits) as float64."""
-    if stored.dtype == np.uint16:
-        stored = (stored.astype(np.uint32) * np.uint32(65536)).view(np.float32)
-    return stored.astype(np.float64)
+    return attention.values(stored).astype(np.float64)
 
 
-def round_to_bfloat16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Nearest bfloat16 bits by comparing both neighbours (no NaN); a tie goes to the even one."""
-    bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
-    below = bits >> np.uint32(16)
-    distance = (bits & np.uint32(0xFFFF)).astype(np.int64)
-    up = (distance > 32768) | ((distance == 32768) & (below % 2 == 1))
-    return (below + up).astype(np.uint16)
+def attend(q: Array, k: Array, v: Array, table: Array, visible: Array, **options: Unpack[Options]) -> Attention:
+    """Attention over strided views ``k [NB, BS, Hkv, Dk]`` and ``v [NB, BS, Hkv, Dv]``."""
 
+    def rows(block: Array, offset: Array) -> tuple[Array, Array]:
+        return attention.values(k[block, offset]), attention.values(v[block, offset])
 
-def attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    table: Array,
-    visible: Array,
-    *,
-    table_len: int,
-    first_block: int,
-    num_blocks: int,
-    block_size: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-) -> Result:
-    """Attention over strided views ``k [NB, BS, Hkv, Dk]`` and ``v [NB, BS, Hkv, Dv]``, one query and one head at a
-    time."""
-    batch, query_len, heads, _ = q.shape
-    group = heads // k.shape[2]
-    result = Result(
-        np.zeros((batch, query_len, heads, v.shape[3])), np.full((batch, query_len, heads), -np.inf), 0, 1e-30
-    )
-    for b in range(batch):
-        invalid = set()
-        for t in range(query_len):
-            end = int(visible[b]) - (query_len - 1 - t)
-            if end <= 0:
-                continue
-            positions = np.arange(0 if window is None else max(0, end - window), end)
-            columns = positions // block_size
-            pages = np.array([table[b, c] if c < table_len else -1 for c in columns])
-            held = (pages >= first_block) & (pages < num_blocks)
-            invalid.update(columns[~held].tolist())
-            keys = np.zeros((len(positions), *k.shape[2:]))
-            rows = np.zeros((len(positions), *v.shape[2:]))
-            keys[held] = values(k[pages[held], positions[held] % block_size])
-            rows[held] = values(v[pages[held], positions[held] % block_size])
-            result.largest = max(result.largest, float(np.abs(rows).max()))
-            for h in range(heads):
-                scores = keys[:, h // group] @ q[b, t, h].astype(np.float64) * scale
-                if softcap is not None:
-                    scores = softcap * np.tanh(scores / softcap)
-                logits = scores if sinks is None else np.append(scores, float(sinks[h]))
-                peak = logits.max()
-                total = np.exp(logits - peak).sum()
-                result.out[b, t, h] = np.exp(scores - peak) @ rows[:, h // group] / total
-                result.lse[b, t, h] = peak + np.log(total)
-        result.invalid += len(invalid)
-    return result
+    return attention.attend(q, rows, table, visible, kv_heads=k.shape[2], value_dim=v.shape[3], **options)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from forebay.kernels.numba.rows import copy_rows, read_rows, write_rows
-from tests.kernels.cases import Array, Case, make
+from tests.attention import Array
+from tests.kernels.cases import Case, make
 
 
 def lazy_bytes(count: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_a_query_among_several_equals_the_query_alone(heads: int, kv_heads: int,
 @pytest.mark.clause("D5")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads(dtype: Dtype, path: str) -> None:
+def test_threads(dtype: Dtype, path: Literal["direct", "gather"]) -> None:
     """Many calls in a row on more threads than cores: who computes what changes, the bits do not."""
     case = make([2048, 700, 0, 1500], heads=8, kv_heads=8, dim=64, dtype=dtype)
     want, want_lse, _ = case.run(threads=1)

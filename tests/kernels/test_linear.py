@@ -16,8 +16,9 @@ import pytest
 from forebay.kernels.numba import linear as module
 from forebay.kernels.numba.linear import MAX_ROWS, linear, prepare_linear
 from forebay.kernels.numba.workers import Job
+from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import Array, Dtype, encode, poisoned
+from tests.kernels.cases import Dtype, encode, poisoned
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 every_dtype = pytest.mark.parametrize(("x_dtype", "dtype"), list(product(DTYPES, DTYPES)))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.kernels.numba.paged_decode import paged_decode, prepare, specialised_keys, warm
+from tests.attention import Array
 from tests.kernels.cases import LAYOUTS, Case, Dtype, make
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
@@ -101,12 +102,12 @@ def test_any_case_equals_the_oracle_on_both_paths(case: Case) -> None:
     np.testing.assert_array_equal(lse, gathered_lse)
 
 
-def equal_keys(values: list[float], *, block_size: int = 4, dim: int = 2, **options: Any) -> Case:
+def equal_keys(values: list[float], *, window: int | None = None, sinks: Array | None = None) -> Case:
     """One sequence whose keys are equal and whose value at position t is ``values[t]`` in every element."""
-    case = make([len(values)], heads=1, kv_heads=1, dim=dim, block_size=block_size, **options)
+    case = make([len(values)], heads=1, kv_heads=1, dim=2, block_size=4, window=window, sinks=sinks)
     for position, value in enumerate(values):
-        case.k[case.table[0, position // block_size], position % block_size] = 0.0
-        case.v[case.table[0, position // block_size], position % block_size] = value
+        case.k[case.table[0, position // 4], position % 4] = 0.0
+        case.v[case.table[0, position // 4], position % 4] = value
     return case
 
 
@@ -191,8 +192,8 @@ def test_a_visible_block_that_is_not_there_is_zero_and_counted_once() -> None:
 @pytest.mark.clause("D2", "D1")
 @pytest.mark.parametrize("visible", [9, 12, 2047, 5000])
 def test_visible_beyond_the_table_is_invalid_blocks(visible: int) -> None:
-    for options in ({}, {"window": 3}, {"window": 1500}):
-        case = make([8], block_size=4, **options)
+    for window in (None, 3, 1500):
+        case = make([8], block_size=4, window=window)
         case.visible[:] = visible
         out, lse = case.check()
         gathered, gathered_lse, _ = case.run(path="gather")
@@ -292,7 +293,9 @@ def test_a_prepared_call_follows_its_arrays() -> None:
 def test_at_most_twelve_specialised_builds_and_each_of_them_works() -> None:
     keys = specialised_keys()
     assert len(keys) == len(set(keys)) <= 12
-    for group, dim, dtype in keys:
+    by_name: dict[str, Dtype] = {dtype: dtype for dtype in DTYPES}
+    for group, dim, name in keys:
+        dtype = by_name[name]
         warm(group, dim, dtype)
         make([33, 600], heads=group * 2, kv_heads=2, dim=dim, dtype=dtype).check()
 

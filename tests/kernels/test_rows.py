@@ -22,8 +22,10 @@ from forebay.kernels.numba.rows import (
     slots_from_table,
     write_rows,
 )
+from tests import attention
+from tests.attention import Array
 from tests.kernels import oracle
-from tests.kernels.cases import LAYOUTS, Array, Dtype, encode, make, views
+from tests.kernels.cases import LAYOUTS, Dtype, encode, make, views
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 BLOCKS, BLOCK_SIZE, HEADS = 5, 4, 3
@@ -67,7 +69,7 @@ def limits(*, sink: bool = True) -> dict[str, int]:
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_a_write_changes_its_rows_and_nothing_else(layout: str, dtype: Dtype, index: type) -> None:
     k, v = pool(layout, dtype)
-    slots = np.array([19, 4, -1, 9], index)
+    slots: Array = np.array([19, 4, -1, 9], index)
     new_k, new_v = numbers((4, HEADS, 6), dtype), numbers((4, HEADS, 5), dtype, 1)
     want_k, want_v = k.copy(), v.copy()
     for row, slot in enumerate(slots):
@@ -175,7 +177,7 @@ def test_float32_rows_round_to_nearest_even_in_a_bfloat16_store() -> None:
     write_rows(k[:, :, :1], None, np.array([4, 5]), rows, None, dropped, **limits())
     want = torch.from_numpy(rows).bfloat16().view(torch.int16).numpy().view(np.uint16)
     np.testing.assert_array_equal(k[1, :2, :1], want)
-    np.testing.assert_array_equal(want, oracle.round_to_bfloat16(rows))
+    np.testing.assert_array_equal(want, attention.round_to_bfloat16(rows))
     nan = np.array([0x7F800001, 0xFFC12345, 0x7FFFFFFF, 0x7FC00000, 0x7F80FFFF, 0xFF810000], np.uint32).view(np.float32)
     write_rows(k[:, :, :1], None, np.array([4]), nan.reshape(1, 1, 6), None, dropped, **limits())
     assert np.isnan(oracle.values(k[1, 0, 0])).all()
@@ -202,7 +204,7 @@ def test_slots_from_a_table(index: type) -> None:
     table = wide[:, 1:7:2]
     table[:] = [[3, 1, 9], [2, 0, -1], [4, 4, 4]]
     positions = np.array([[0, 5, 8, 12], [7, 3, 11, -1], [-2, 2**31 - 1, 9, 11]], np.int32)
-    out = np.zeros(12, index)
+    out: Array = np.zeros(12, index)
     slots_from_table(table, positions, 3, 4, 1, 5, out)
     bad = INVALID_SLOT
     np.testing.assert_array_equal(out.reshape(3, 4), [[12, 5, bad, bad], [bad, 11, bad, -1], [bad, bad, 17, 19]])
@@ -294,8 +296,19 @@ def test_gather_copies_visible_rows_and_zeros_for_blocks_that_are_not_there(dtyp
     case.table[0, 2] = -4
     shape = (3, case.options["table_len"] * 4, *case.k.shape[2:])
     got_k, got_v = np.full(shape, 7, case.k.dtype), np.full(shape, 7, case.k.dtype)
-    bounds = {name: case.options[name] for name in ("table_len", "first_block", "num_blocks", "window")}
-    gather_blocks(case.k, case.v, case.table, case.visible, got_k, got_v, query_len=2, **bounds)
+    gather_blocks(
+        case.k,
+        case.v,
+        case.table,
+        case.visible,
+        got_k,
+        got_v,
+        query_len=2,
+        table_len=case.options["table_len"],
+        first_block=case.options["first_block"],
+        num_blocks=case.options["num_blocks"],
+        window=case.options["window"],
+    )
     want_k, want_v = np.full(shape, 7, case.k.dtype), np.full(shape, 7, case.k.dtype)
     for b, seen in ((0, range(6, 10)), (2, range(3, 7))):
         for position in seen:

@@ -15,8 +15,6 @@ from forebay.runtime.settings import user_cache_dir
 from tests.models import tiny
 from tests.models.http_server import Index, serve
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_fp32.json"
-
 
 @pytest.fixture
 def tiny_folder(tmp_path: Path) -> Path:
@@ -61,13 +59,6 @@ def edit_config(tiny_folder: Path) -> Callable[..., Path]:
         return tiny_folder
 
     return edit
-
-
-@pytest.fixture(scope="session")
-def golden() -> list[dict[str, Any]]:
-    """The reference prompts with their ids and greedy continuations."""
-    items: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["items"]
-    return items
 
 
 @pytest.fixture(scope="session")

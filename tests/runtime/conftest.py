@@ -1,12 +1,9 @@
-"""Fixtures of the runtime tests: one backend, one tiny model, the real model and its reference tokens."""
+"""Fixtures of the runtime tests: one backend, one tiny model and the real one."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numba
 import pytest
@@ -17,17 +14,12 @@ from forebay.runtime.models import fetch
 from forebay.runtime.settings import user_cache_dir
 from forebay.specs import Backend
 from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_fp32.json"
+from tests.runtime.scene import Scene, scene_engine
 
 
 @pytest.fixture(autouse=True)
-def plain_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings from the machine the tests run on."""
-    for name in list(os.environ):
-        if name.startswith("FOREBAY_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+def surroundings(plain_surroundings: None) -> None:
+    """Every test of this folder has them plain."""
 
 
 @pytest.fixture(scope="package")
@@ -61,18 +53,20 @@ def smollm2() -> Model:
     return load_model(fetch("smollm2-135m", cache_dir=user_cache_dir()), dtype="float32")
 
 
-@pytest.fixture(scope="session")
-def golden() -> list[dict[str, Any]]:
-    """The reference prompts with their ids and greedy continuations."""
-    items: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["items"]
-    return items
-
-
 @pytest.fixture(scope="package")
 def expected(tiny_model: Model, backend: Backend) -> list[tuple[int, ...]]:
     """Tokens of each prompt alone, in the eager arm."""
     with make_engine(tiny_model, backend, arm="eager", slots=1, max_len=64) as engine:
         return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+@pytest.fixture(scope="package")
+def scene_tokens(tiny_model: Model, backend: Backend) -> dict[str, tuple[int, ...]]:
+    """Tokens of each request of the scene, alone on an engine of its own, in the eager arm."""
+    with scene_engine(tiny_model, backend, "eager") as engine:
+        return {
+            name: engine.generate([getattr(Scene, name)[0]], getattr(Scene, name)[1])[0].token_ids for name in "ABCDEZ"
+        }
 
 
 @pytest.fixture

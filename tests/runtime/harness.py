@@ -20,6 +20,7 @@ from forebay.runtime import assembly as assembly_module
 from forebay.runtime.decode_step import decode_segment
 from forebay.runtime.lanes import Lanes
 from forebay.runtime.models.llama_tensors import expected_tensors
+from forebay.runtime.variants import GREEDY, Variant
 from forebay.specs import Backend, Buffer, Pool, Segment, Ticket
 from forebay.specs.descriptor import Selection
 from forebay.specs.dtypes import HostArray
@@ -92,9 +93,10 @@ def changed_blocks(before: HostArray, after: HostArray) -> set[int]:
 # -- what an engine does -----------------------------------------------------------------------------------------------
 @dataclass
 class Recorded:
-    """One step of an engine: its bucket, its emits, and what it uploaded and launched."""
+    """One step of an engine: its bucket and variant, its emits, and what it uploaded and launched."""
 
     bucket: int
+    variant: Variant
     emits: dict[str, HostArray]
     counters: Counter[str]
 
@@ -110,13 +112,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Iterator[list[R
     steps: list[Recorded] = []
     whole = Lanes.step
 
-    def step(lanes: Lanes, bucket: int) -> Ticket:
+    def step(lanes: Lanes, bucket: int, variant: Variant = GREEDY) -> Ticket:
         before = count_lines(engine.backend)
-        ticket = whole(lanes, bucket)
+        ticket = whole(lanes, bucket, variant)
         after = count_lines(engine.backend)
         if lanes is engine._core.decoder.lanes:
             emits = {name: x.copy() for name, x in ticket.get().items()}
-            steps.append(Recorded(bucket, emits, after - before))
+            steps.append(Recorded(bucket, variant, emits, after - before))
         return ticket
 
     with monkeypatch.context() as patch:

@@ -11,6 +11,7 @@ import torch
 
 from forebay.runtime import BlockAllocator, Engine, Model, Request, SamplingParams, open_backend
 from forebay.runtime.lanes import Lanes
+from forebay.runtime.variants import Variant
 from forebay.specs import Backend, Ticket
 from forebay.specs.errors import (
     Cancelled,
@@ -252,9 +253,9 @@ def test_a_full_pool_still_replays_padded_buckets(
         free_at_steps = []
         step_any = Lanes.step
 
-        def step(lanes: Lanes, bucket: int) -> Ticket:
+        def step(lanes: Lanes, bucket: int, variant: Variant) -> Ticket:
             free_at_steps.append(engine._core.cache.allocator.num_free)
-            return step_any(lanes, bucket)
+            return step_any(lanes, bucket, variant)
 
         monkeypatch.setattr(Lanes, "step", step)
         while engine.has_work:

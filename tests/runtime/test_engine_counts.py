@@ -10,6 +10,7 @@ import pytest
 
 from forebay.runtime import Engine, Model, Request, SamplingParams, Settings
 from forebay.runtime.lanes import Lanes
+from forebay.runtime.variants import Variant
 from forebay.specs import Backend, StaleTrace, Ticket
 from forebay.specs.errors import (
     CaptureDeclined,
@@ -99,8 +100,10 @@ def test_with_and_without_recapture_at_boundaries_the_steps_have_the_same_bits(
             seen: list[bytes] = []
             whole = Lanes.step
 
-            def step(lanes: Lanes, bucket: int, whole: Any = whole, seen: list[bytes] = seen) -> Ticket:
-                ticket: Ticket = whole(lanes, bucket)
+            def step(
+                lanes: Lanes, bucket: int, variant: Variant, whole: Any = whole, seen: list[bytes] = seen
+            ) -> Ticket:
+                ticket: Ticket = whole(lanes, bucket, variant)
                 seen.append(ticket.get()["receipt"].tobytes())
                 return ticket
 
@@ -225,7 +228,16 @@ def test_the_report_is_plain_data_with_the_source_of_every_setting(
     assert report["memory"]["kv_bytes"] == layers * 2 * (1 + 2 * 8) * 4 * heads * dim * 4
     assert report["memory"]["capacity_tokens"] == 64
     assert report["lanes"] == [
-        {"bucket": 1, "run": 1, "replay": 4, "capture": 1, "declined": 0, "released": 0, "eager_reason": ""}
+        {
+            "bucket": 1,
+            "variant": "greedy",
+            "run": 1,
+            "replay": 4,
+            "capture": 1,
+            "declined": 0,
+            "released": 0,
+            "eager_reason": "",
+        }
     ]
     assert {"run", "capture", "replay", "recapture", "declined", "dropped", "invalid", "uploads"} <= set(
         report["counters"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.runtime.lanes import Lanes
+from forebay.runtime.variants import GREEDY, Variant
 from forebay.specs import Backend, Buffer, Segment
 from forebay.specs.errors import CaptureDeclined, StaleTrace
 from tests.runtime.harness import TestDriver, backend_of
@@ -39,18 +40,18 @@ class Counting:
         self.rows = backend.buffer("rows", np.zeros(SLOTS, np.int32))
         self.lanes = Lanes(backend, self.segment, SLOTS, mode, max_rewarm)
 
-    def segment(self, bucket: int) -> Segment:
+    def segment(self, bucket: int, variant: Variant) -> Segment:
         def fn(b: Backend) -> tuple[dict[Buffer, Any], dict[str, Any]]:
             old = b.xp.head(self.rows.get(), bucket)
             return {self.rows: old + 1}, {"old": old}
 
-        return Segment("count", fn, key=(bucket,), updates=(self.rows,))
+        return Segment("count", fn, key=(bucket, variant), updates=(self.rows,))
 
-    def step(self, bucket: int = 1) -> str:
+    def step(self, bucket: int = 1, variant: Variant = GREEDY) -> str:
         """One step; the acts of the backend it took, in the order they must come in."""
         before = self.acts()
         expected = self.backend.fetch(self.rows)[:bucket]
-        ticket = self.lanes.step(bucket)
+        ticket = self.lanes.step(bucket, variant)
         assert ticket.get()["old"].tolist() == expected.tolist()
         assert self.backend.fetch(self.rows)[:bucket].tolist() == (expected + 1).tolist()
         after = self.acts()
@@ -78,7 +79,7 @@ class Counting:
 def test_a_bucket_is_the_smallest_power_of_two_that_has_the_slot(
     backend: Backend, slots: int, expected: list[int]
 ) -> None:
-    lanes = Lanes(backend, lambda bucket: Segment("none", lambda b: ({}, {})), slots, "off", 0)
+    lanes = Lanes(backend, lambda bucket, variant: Segment("none", lambda b: ({}, {})), slots, "off", 0)
     assert [lanes.bucket_for(slot) for slot in range(slots)] == expected
 
 
@@ -88,6 +89,7 @@ def test_the_first_step_runs_the_second_captures_and_replays_the_rest_replay(ope
     assert [counting.step() for _ in range(5)] == ["run", "capture replay", "replay", "replay", "replay"]
     assert counting.report() == {
         "bucket": 1,
+        "variant": "greedy",
         "run": 1,
         "replay": 4,
         "capture": 1,
@@ -114,6 +116,16 @@ def test_each_bucket_has_its_own_trace(opened: Open) -> None:
     ]
     assert [r["bucket"] for r in counting.lanes.report()] == [1, 2, 4]
     assert counting.backend.counters.recapture == 0
+
+
+@pytest.mark.clause("C7")
+def test_each_variant_of_a_bucket_has_its_own_trace(opened: Open) -> None:
+    counting = Counting(opened())
+    drawn = Variant(sampled=True)
+    acts = [counting.step(2, v) for v in (GREEDY, drawn, GREEDY, drawn, GREEDY, Variant(True, 5), drawn)]
+    assert acts == ["run", "run", "capture replay", "capture replay", "replay", "run", "replay"]
+    reported = [(r["bucket"], r["variant"]) for r in counting.lanes.report()]
+    assert reported == [(2, "greedy"), (2, "sampled"), (2, "sampled+logprobs5")]
 
 
 @pytest.mark.clause("C11")
@@ -205,7 +217,7 @@ def test_a_backend_that_recaptures_at_a_boundary_releases_runs_once_and_captures
         assert counting.backend.counters.recapture == boundary
         counting.lanes.boundary()
         assert counting.report()["released"] == boundary + 1
-        assert counting.lanes._lanes[1]._trace is None
+        assert counting.lanes._lanes[1, GREEDY]._trace is None
 
 
 @pytest.mark.clause("C6")

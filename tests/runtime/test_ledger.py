@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.runtime.digests import digest
 from forebay.runtime.ledger import Ledger, Mismatch, Release
-from forebay.runtime.state import CONSUMED, RECEIPT_FIELDS, DeviceState, SlotState, digest
+from forebay.runtime.state import CONSUMED, RECEIPT_FIELDS, DeviceState, SlotState
 from forebay.specs import Backend, Ticket
 from forebay.specs.dtypes import HostArray
 from forebay.specs.errors import StaleTrace
 
 pytestmark = pytest.mark.clause("C5")
 
-SLOTS, TABLE_LEN, MAX_STOP = 3, 6, 4
+SLOTS, TABLE_LEN, MAX_STOP, VOCABULARY = 3, 6, 4, 70
 STATE = SlotState(token=11, position=4, epoch=3, limit=9, seed=-7, blocks=(5, 2), stop=(2, 40))
 
 
 @pytest.fixture
 def device(backend: Backend) -> DeviceState:
-    return DeviceState(backend, SLOTS, TABLE_LEN, MAX_STOP)
+    return DeviceState(backend, SLOTS, TABLE_LEN, MAX_STOP, VOCABULARY)
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from tests.runtime.harness import make_engine, prompt
 
 FIVE = SamplingParams(max_tokens=5, ignore_eos=True)
 
+DRAWN = SamplingParams(max_tokens=5, ignore_eos=True, temperature=1.0, seed=3)
+
 
 @pytest.fixture
 def busy(tiny_model: Model, backend: Backend) -> Iterator[Engine]:
@@ -35,7 +37,7 @@ def busy(tiny_model: Model, backend: Backend) -> Iterator[Engine]:
         return now[0]
 
     with make_engine(tiny_model, backend, slots=1, block_size=4, max_len=64, prefix_reuse=True, clock=clock) as engine:
-        engine.generate([prompt(9), prompt(9), prompt(3)], FIVE)
+        engine.generate([prompt(9), prompt(9), prompt(3)], [FIVE, FIVE, DRAWN])
         engine.cancel(engine.add(prompt(4), FIVE))
         engine.add(prompt(6), SamplingParams(max_tokens=50, ignore_eos=True))
         engine.add(prompt(6), FIVE)
@@ -120,8 +122,10 @@ def test_prometheus_text_says_what_the_report_says(busy: Engine) -> None:
     assert value("forebay_upload_bytes_total") == report["counters"]["upload_bytes"] > 0
     for operation, count in report["counters"]["launches"].items():
         assert value("forebay_kernel_launches_total", operation=operation) == count
+    assert len(report["lanes"]) == 2, "a greedy one and one that draws"
     for lane in report["lanes"]:
-        assert value("forebay_lane_acts_total", bucket=str(lane["bucket"]), act="replay") == lane["replay"]
+        labels = {"bucket": str(lane["bucket"]), "variant": lane["variant"]}
+        assert value("forebay_lane_acts_total", **labels, act="replay") == lane["replay"]
     info = next(dict(labels) for name, labels in found if name == "forebay_engine_info")
     assert (info["arm"], info["backend"], info["kv_dtype"]) == ("captured", "cpu", "float32")
 

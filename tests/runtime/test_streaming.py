@@ -78,7 +78,7 @@ def test_a_stream_gives_its_first_token_before_its_last_is_made(wide: Engine) ->
 
 
 def test_pieces_say_which_sample_they_are_of(wide: Engine) -> None:
-    params = SamplingParams(max_tokens=9, ignore_eos=True, n=3, seed=1)
+    params = SamplingParams(max_tokens=9, ignore_eos=True, n=3, seed=1, temperature=2.0, logprobs=2)
     stream = wide.stream(prompt(6), params)
     pieces = list(stream)
     samples = stream.result.samples
@@ -86,6 +86,8 @@ def test_pieces_say_which_sample_they_are_of(wide: Engine) -> None:
     for i, sample in enumerate(samples):
         own = [piece for piece in pieces if piece.sample == i]
         assert (tokens_of(own), text_of(own)) == (sample.token_ids, sample.text)
+        assert tuple(entry for piece in own for entry in piece.logprobs or ()) == sample.logprobs
+    assert len({sample.token_ids for sample in samples}) == 3
     assert samples == wide.generate([prompt(6)], params)[0].samples
 
 

@@ -15,6 +15,7 @@ from forebay.specs.driver import Driver
 from tests.selection.numpy_driver import NumpyDriver
 
 USABLE = Availability(usable=True, reason="a fake device")
+ABSENT = Availability(usable=False, reason="no device found", hint="plug one in")
 
 
 @dataclass
@@ -93,6 +94,13 @@ GOOD_HOOK = """
 @hookimpl
 def forebay_backend():
     return describe("{name}")
+"""
+
+AWAY_HOOK = """
+@hookimpl
+def forebay_backend():
+    absent = Availability(usable=False, reason="no device found", hint="{hint}")
+    return describe("away", probe=lambda: absent)
 """
 
 

@@ -16,8 +16,6 @@ from forebay.specs.driver import Driver
 from forebay.specs.errors import BackendUnavailable, InvalidInput, InvalidSetting
 from tests.selection.fakes import USABLE, Loader, cpu, descriptor, manager_of, mode
 
-ABSENT = Availability(usable=False, reason="no device found", hint="plug one in")
-
 
 def considered(selection: Any) -> dict[str, str]:
     return {candidate.name: candidate.passed_over for candidate in selection.considered}

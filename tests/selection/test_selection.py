@@ -12,9 +12,7 @@ from forebay.runtime.settings import Settings
 from forebay.specs.descriptor import Availability, Candidate
 from forebay.specs.driver import Driver
 from forebay.specs.errors import BackendUnavailable, InvalidSetting, UnknownBackend, Unsupported
-from tests.selection.fakes import Forbidden, Loader, cpu, descriptor, manager_of, mode
-
-ABSENT = Availability(usable=False, reason="no device found", hint="plug one in")
+from tests.selection.fakes import ABSENT, Forbidden, Loader, cpu, descriptor, manager_of, mode
 
 
 def considered(selection: Any) -> dict[str, str]:

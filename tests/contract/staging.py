@@ -1,0 +1,29 @@
+"""Host KV and how the staging tests hand it over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forebay.specs import Backend, KVGeometry, Pool
+from tests import attention
+from tests.attention import Array
+
+G = KVGeometry(8, 4, 2, 6, num_layers=2)
+
+
+def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, Array]:
+    """Host KV as the device will hold it: float32 values, or uint16 bit patterns of bfloat16."""
+    shape = (2, blocks, g.block_size, g.num_kv_heads, g.head_dim)
+    both = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    k, v = both if g.dtype == "float32" else attention.upper_halves(both)
+    return k, v
+
+
+def stage(
+    b: Backend, k: Any, v: Any, shadow: Pool, src: Any, dst: Any, tokens: Any, layer: Any = 0, **options: Any
+) -> None:
+    """Stage with the shadow's own dtype unless ``options`` name another; untyped, for wrong types are refused as well."""
+    options.setdefault("dtype", shadow.geometry.dtype)
+    b.stage(k, v, shadow, layer, src_blocks=src, dst_blocks=dst, tokens=tokens, **options)

@@ -1,0 +1,142 @@
+"""What invalid, missing and absent blocks and empty rows give (clauses D2, D3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.specs import Backend
+from tests.contract.kv import (
+    BAD_BLOCKS,
+    LAYOUTS,
+    Scene,
+    geometry,
+    int32,
+    mean_of_values,
+    new_pool,
+    put_values,
+    same_bits,
+    scene,
+    slot,
+)
+
+
+@pytest.mark.clause("D2", "L3")
+@pytest.mark.case("I04")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_overhanging_table_entry_is_never_read(backend: Backend, layout: str, path: str) -> None:
+    """BS = 4, 6 visible of table [a, b, bad, bad]: the same bits as the two-entry table, nothing counted."""
+    with scene(backend, (6,), layout=layout, block_size=4, extra_width=2) as s:
+        want, want_lse = s.rows(0).decode(path=path)
+        for bad in (*BAD_BLOCKS, s.pool.geometry.num_blocks, s.pool.geometry.num_blocks + 7, 0):
+            s.table[0, 2:] = bad
+            for table_len in (2, 4):
+                s.table_len = table_len
+                for host in (False, True):
+                    out, lse = s.decode(path=path, host=host)
+                    same_bits(out, want)
+                    same_bits(lse, want_lse)
+        assert s.pool.invalid == 0
+
+
+@pytest.mark.clause("D2")
+@pytest.mark.case("I04")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_invalid_block_is_zero_rows_that_take_part(backend: Backend, layout: str, host: bool, path: str) -> None:
+    """Values 6 in four tokens, then two tokens of a block that is none: the mean is 4, and one entry is counted."""
+    with new_pool(backend, geometry(layout), layout) as pool:
+        put_values(backend, pool, [slot(pool, 2, t) for t in range(4)], [6] * 4)
+        outside = [-1, -5, -(2**31), 2**31 - 1, 4, 5, 4 + 7, *range(pool.first_block)]
+        for count, bad in enumerate(outside, start=1):
+            table = int32([2 + pool.first_block, bad])
+            table = table if host else backend.to_device(table)
+            got = mean_of_values(backend, pool, table, [6], table_len=2, path=path)
+            assert got[0] == pytest.approx(4.0, rel=1e-6)
+            assert pool.invalid == count
+
+
+@pytest.mark.clause("D2", "D6")
+@given(data=st.data())
+def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.DataObject) -> None:
+    draw = data.draw
+    lengths = draw(st.lists(st.integers(0, 40) | st.just(530), min_size=1, max_size=4))
+    with scene(backend, lengths, block_size=draw(st.sampled_from([1, 4, 7])), query_len=draw(st.integers(1, 3))) as s:
+        nb = s.pool.geometry.num_blocks
+        bad = [-1, -9, nb, nb + 1, 2**31 - 1, *range(s.pool.first_block)]
+        for b in range(len(lengths)):
+            for column in draw(st.lists(st.integers(0, s.table_len - 1), max_size=4)):
+                s.table[b, column] = draw(st.sampled_from(bad))
+        window = draw(st.none() | st.integers(1, 20))
+        direct = s.check(window=window)
+        gather = s.check(path="gather", window=window)
+        same_bits(direct[0], gather[0])
+        same_bits(direct[1], gather[1])
+
+
+@pytest.mark.clause("D1", "D2", "D3")
+@pytest.mark.case("A04")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, path: str) -> None:
+    """The blocks that are missing count as invalid; a canary of a million tokens is not followed anywhere."""
+    with scene(backend, (12, 12, 12), block_size=4, extra_width=2) as s:
+        s.visible = int32(40, 12, 4097)
+        s.check(path=path)
+        s.check(path=path, window=3)
+        before, s.visible = s.pool.invalid, int32(0, 12, 1_000_001)
+        out, lse = s.decode(path=path)
+        assert s.pool.invalid - before == 250_001 - 3
+        assert np.abs(out[2]).max() < 1e-3
+        np.testing.assert_allclose(lse[2], np.log(1e6), rtol=1e-3)
+
+
+@pytest.mark.clause("D3", "D2")
+@pytest.mark.case("D03")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_an_empty_row_is_zero_whatever_the_maximum(backend: Backend, path: str) -> None:
+    """Lengths [5, 0] in tables for 8 and for 131,072 tokens: row 1 is 0 with LSE -inf, row 0 has the same bits."""
+    answers = []
+    for width in (2, 131072 // 4):
+        with scene(backend, (5, 0), block_size=4, extra_width=0) as s:
+            wide = np.full((2, width), -1, np.int32)
+            wide[:, :2] = s.table[:, :2]
+            s.table, s.table_len = wide, width
+            s.q[1] = np.nan
+            out, lse = s.decode(path=path)
+            assert not out[1].view(np.uint32).any()
+            assert np.isneginf(lse[1]).all()
+            assert s.pool.invalid == 0
+            answers.append((out, lse))
+    same_bits(answers[0][0], answers[1][0])
+    same_bits(answers[0][1], answers[1][1])
+
+
+@pytest.mark.clause("D3")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_nothing_but_empty_rows(backend: Backend, path: str) -> None:
+    with scene(backend, (0, 0, 0), heads=6, head_dim=33) as s:
+        for params in ({}, {"window": 3}, {"sinks": np.ones(6, np.float32)}, {"softcap": 2.0}):
+            out, lse = s.decode(path=path, **params)
+            assert not out.view(np.uint32).any()
+            assert np.isneginf(lse).all()
+        s.table, s.table_len = s.table[:, :0], 0
+        assert np.isneginf(s.decode(path=path)[1]).all()
+        empty, empty_lse = Scene(backend, s.pool, s.q[:0], s.table[:0], s.visible[:0], 0).decode(path=path)
+        assert (empty.shape, empty_lse.shape) == ((0, 1, 6, 33), (0, 1, 6))
+
+
+@pytest.mark.clause("D2", "C9")
+def test_invalid_blocks_are_counted_in_pool_and_backend(backend: Backend) -> None:
+    with scene(backend, (9, 9), block_size=4) as s:
+        s.table[:, 1] = -1
+        before = backend.counters.invalid
+        s.decode()
+        assert s.pool.invalid == 2
+        assert backend.counters.invalid - before == 2
+        s.decode(window=1)
+        assert s.pool.invalid == 2
+    assert backend.counters.invalid - before == 2

@@ -1,0 +1,253 @@
+"""Foreign strided memory as a pool: written, read and decoded by its own strides (clauses L1, L2, L3, L7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.specs import Backend, InvalidLayout, KVGeometry, Unsupported, WriteLoc
+from forebay.specs.geometry import storage_shapes
+from tests import attention
+from tests.attention import Array
+from tests.contract.kv import (
+    HOST_DTYPE,
+    KV_DTYPES,
+    LAYOUTS,
+    decode_bits,
+    geometry,
+    int32,
+    mean_of_values,
+    new_pool,
+    put,
+    put_values,
+    refused,
+    same_bits,
+    storage,
+)
+
+
+def parts(arrays: Any) -> list[Array]:
+    return list(arrays) if isinstance(arrays, tuple) else [arrays]
+
+
+@pytest.mark.clause("L1", "L2")
+@pytest.mark.case("B09")
+def test_the_head_major_cache_of_the_report(backend: Backend) -> None:
+    for layout, shape in (("HND", (2, 4, 8, 4)), ("NHD", (2, 8, 4, 4))):
+        k, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        pool = backend.wrap_pool((k, v), layout=layout, geometry=KVGeometry(2, 8, 4, 4))
+        rows = np.arange(1, 5, dtype=np.float32)[None, :, None] * np.ones((1, 4, 4), np.float32)
+        put(backend, pool, [9], rows, rows)
+        want = np.zeros((2, 8, 4, 4), np.float32)
+        want[1, 1] = rows[0]
+        np.testing.assert_array_equal(k.swapaxes(1, 2) if layout == "HND" else k, want)
+        np.testing.assert_array_equal(v, k)
+        backend.release(pool)
+
+
+@pytest.mark.clause("L1")
+@pytest.mark.case("B05")
+def test_a_read_follows_the_stride_of_an_unbound_view(backend: Backend) -> None:
+    store = np.zeros((3, 2, 2, 1, 1), np.float32)
+    store[:, 1, :, 0, 0] = [[0, 1], [10, 11], [20, 21]]
+    copies = tuple(np.ascontiguousarray(store[:, part]) for part in (0, 1))
+    answers = []
+    for arrays, layout in ((store, "KV2"), ((store[:, 0], store[:, 1]), "NHD"), (copies, "NHD")):
+        pool = backend.wrap_pool(arrays, layout=layout, geometry=KVGeometry(3, 2, 1, 1))
+        assert mean_of_values(backend, pool, int32([1, 2]), [4])[0] == 15.5
+        answers.append(decode_bits(backend, pool, 1, 2))
+        backend.release(pool)
+    same_bits(answers[0], answers[1])
+    same_bits(answers[0], answers[2])
+
+
+@pytest.mark.clause("L1")
+@pytest.mark.case("B06")
+def test_a_write_follows_the_stride_of_an_unbound_view(backend: Backend) -> None:
+    for layout in ("KV2", "NHD"):
+        store = np.full((3, 2, 2, 1, 1), -1, np.float32)
+        arrays = store if layout == "KV2" else (store[:, 0], store[:, 1])
+        pool = backend.wrap_pool(arrays, layout=layout, geometry=KVGeometry(3, 2, 1, 1))
+        put(
+            backend,
+            pool,
+            [2, 3],
+            np.array([5, 6], np.float32).reshape(2, 1, 1),
+            np.array([7, 8], np.float32).reshape(2, 1, 1),
+        )
+        want = np.full((3, 2, 2, 1, 1), -1, np.float32)
+        want[1, 0, :, 0, 0], want[1, 1, :, 0, 0] = [5, 6], [7, 8]
+        np.testing.assert_array_equal(store, want)
+        backend.release(pool)
+
+
+@dataclass
+class Carved:
+    """A view into larger memory, and where that memory lies outside the view."""
+
+    view: Array
+    memory: Array
+    outside: Array
+
+
+def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Carved:
+    """A poisoned view of ``shape`` with drawn strides: axes in any memory order, gaps after any axis, an odd start."""
+    order = draw(st.permutations(range(4)))
+    step, strides = 1, [0] * 4
+    for axis in order:
+        step *= draw(st.integers(1, 3))
+        strides[axis] = step
+        step *= shape[axis]
+    start = draw(st.integers(0, 9))
+    memory = np.full(start + step, 0x7FC0 if dtype == np.uint16 else np.nan, dtype)
+    outside = np.ones(len(memory), bool)
+    np.lib.stride_tricks.as_strided(outside[start:], shape, strides)[...] = False
+    view = np.lib.stride_tricks.as_strided(memory[start:], shape, [step * memory.itemsize for step in strides])
+    return Carved(view, memory, outside)
+
+
+@st.composite
+def foreign(draw: st.DrawFn) -> tuple[KVGeometry, Carved, Carved]:
+    g = KVGeometry(
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 20)),
+        dtype=draw(st.sampled_from(KV_DTYPES)),
+    )
+    shape = storage_shapes("NHD", g)[0]
+    return g, carve(draw, shape, HOST_DTYPE[g.dtype]), carve(draw, shape, HOST_DTYPE[g.dtype])
+
+
+@pytest.mark.clause("L1", "L3", "W6")
+@pytest.mark.case("B05", "B06")
+@given(memory=foreign(), seed=st.integers(0, 99))
+def test_any_strides_are_written_read_copied_and_decoded(
+    backend: Backend, memory: tuple[KVGeometry, Carved, Carved], seed: int
+) -> None:
+    """Whatever the strides, the pool acts as a contiguous one, and no byte between its elements changes."""
+    g, k, v = memory
+    rng = np.random.default_rng(seed)
+    plain = replace(g, num_blocks=g.num_blocks + 1)
+    wrapped = backend.wrap_pool((k.view, v.view), layout="NHD", geometry=g)
+    with new_pool(backend, plain, "NHD") as pool:
+        n = g.num_slots
+        ids = rng.permutation(n)
+        rows = rng.standard_normal((2, n, g.num_kv_heads, g.head_dim)).astype(np.float32)
+        src, dst = rng.permutation(n)[: n // 2], rng.permutation(n)[: n // 2]
+        answers = []
+        for p, shift in ((wrapped, 0), (pool, g.block_size)):
+            put(backend, p, ids + shift, rows[0], rows[1])
+            p.copy(WriteLoc.slots(src + shift), WriteLoc.slots(dst + shift))
+            read = p.read(0, WriteLoc.slots(np.arange(n) + shift))
+            blocks = range(p.first_block, p.geometry.num_blocks)
+            answers.append([decode_bits(backend, p, *blocks), *(backend.to_host(x) for x in read)])
+        for mine, other in zip(*answers, strict=True):
+            same_bits(mine, other)
+    backend.release(wrapped)
+    for carved in (k, v):
+        untouched = carved.memory[carved.outside]
+        same_bits(untouched, np.full(len(untouched), 0x7FC0 if g.dtype == "bfloat16" else np.nan, HOST_DTYPE[g.dtype]))
+
+
+@pytest.mark.clause("L1", "L2")
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -> None:
+    """Nothing is copied: a write shows in the foreign array, and a change of the array shows in the pool."""
+    g = geometry(layout, dtype=dtype)
+    arrays = storage(layout, g)
+    pool = backend.wrap_pool(arrays, layout=layout, geometry=g)
+    put_values(backend, pool, [4, 5], [1, 3])
+    assert mean_of_values(backend, pool, int32([1]), [2])[0] == 2
+    for array in parts(arrays):
+        assert np.isfinite(attention.values(array)).sum() in (
+            2 * g.num_kv_heads * n for n in (g.key_dim, 2 * g.key_dim)
+        )
+        array[...] = 0
+    assert mean_of_values(backend, pool, int32([1]), [2])[0] == 0
+    backend.release(pool)
+
+
+@pytest.mark.clause("L7")
+def test_manager_blocks_that_are_multiples_of_kernel_blocks(backend: Backend) -> None:
+    """A manager hands out blocks of 12 tokens; the pool sees the same memory as blocks of 4, with no multiplier."""
+    k, v = np.random.default_rng(0).standard_normal((2, 5, 12, 2, 8)).astype(np.float32)
+    managed = backend.wrap_pool((k, v), layout="NHD", geometry=KVGeometry(5, 12, 2, 8))
+    views = tuple(x.reshape(15, 4, 2, 8) for x in (k, v))
+    pool = backend.wrap_pool(views, layout="NHD", geometry=KVGeometry(15, 4, 2, 8))
+    table = [3, 0, 4]
+    expanded = [3 * block + part for block in table for part in range(3)]
+    for visible in (1, 11, 12, 13, 36):
+        same_bits(
+            decode_bits(backend, pool, *expanded, visible=visible),
+            decode_bits(backend, managed, *table, visible=visible),
+        )
+    backend.release(pool)
+    backend.release(managed)
+
+
+@pytest.mark.clause("L7", "L1")
+@pytest.mark.parametrize("block_size", [5, 8, 24])
+def test_another_block_size_than_the_memory_has_is_refused(backend: Backend, block_size: int) -> None:
+    k = np.zeros((5, 12, 2, 8), np.float32)
+    with refused(backend, InvalidLayout, rf"got shape \[5, 12, 2, 8\], layout NHD expects \[5, {block_size}, 2, 8\]"):
+        backend.wrap_pool((k, k.copy()), layout="NHD", geometry=KVGeometry(5, block_size, 2, 8))
+
+
+def strided(*strides: int) -> Array:
+    return np.lib.stride_tricks.as_strided(np.zeros(4096, np.float32), (4, 4, 2, 8), [4 * s for s in strides])
+
+
+SOUND = np.zeros((4, 4, 2, 8), np.float32)
+
+
+@pytest.mark.clause("L1", "L2")
+@pytest.mark.parametrize(
+    ("arrays", "layout", "says"),
+    [
+        ((SOUND, strided(64, 16, 8, 0)), "NHD", "overlap"),
+        ((SOUND, strided(0, 16, 8, 1)), "NHD", "overlap"),
+        ((SOUND, strided(16, 16, 8, 1)), "NHD", "overlap"),
+        ((SOUND, strided(63, 16, 8, 1)), "NHD", "overlap"),
+        (
+            (SOUND, np.zeros(4 * 4 * 2 * 8 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(4, 4, 2, 8)[::-1]),
+            "NHD",
+            "strides",
+        ),
+        ((SOUND, SOUND.copy()[:, :3]), "NHD", r"got shape \[4, 3, 2, 8\], layout NHD expects \[4, 4, 2, 8\]"),
+        ((SOUND, SOUND.copy().swapaxes(1, 2)), "NHD", r"layout NHD expects \[4, 4, 2, 8\]"),
+        ((SOUND, SOUND), "HND", r"layout HND expects \[4, 2, 4, 8\]"),
+        (SOUND, "NHD", "takes a list of 1 .*, 2 array"),
+        ((SOUND, SOUND), "KV2", "takes a list of 1 .*, 1 array"),
+        ([(SOUND, SOUND), (SOUND, SOUND)], "NHD", "got 2 layers"),
+        ((SOUND, SOUND.astype(np.float64)), "NHD", "got numpy float64, a float32 pool takes float32"),
+        ((SOUND, SOUND.astype(np.uint16)), "NHD", "got numpy uint16"),
+        ((SOUND, np.broadcast_to(np.float32(0), SOUND.shape)), "NHD", "read-only"),
+        ((SOUND, SOUND.tolist()), "NHD", "got list, expected a numpy array"),
+        ((SOUND, None), "NHD", "got NoneType"),
+    ],
+)
+def test_memory_that_does_not_fit_is_refused(backend: Backend, arrays: Any, layout: str, says: str) -> None:
+    with refused(backend, InvalidLayout, says):
+        backend.wrap_pool(arrays, layout=layout, geometry=KVGeometry(4, 4, 2, 8))
+
+
+@pytest.mark.clause("B4", "L1")
+def test_foreign_memory_is_a_capability(backend: Backend) -> None:
+    """Works if claimed; refused by name if not."""
+    array = np.zeros((4, 2, 4, 2, 8), np.float32)
+    g = KVGeometry(4, 4, 2, 8)
+    if not backend.capabilities.addressable:
+        with refused(backend, Unsupported, "does not take foreign memory"):
+            backend.wrap_pool(array, layout="KV2", geometry=g)
+        return
+    pool = backend.wrap_pool(array, layout="KV2", geometry=g)
+    put_values(backend, pool, [0], [7])
+    assert (array[0, 1, 0] == 7).all()
+    backend.release(pool)
