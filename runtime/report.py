@@ -20,7 +20,8 @@ Keys of ``Engine.report()``. Counts grow from the making of the engine on, those
 ``requests``
     Now: ``waiting``, ``running``.
 ``lanes``
-    For each bucket of slots and variant of the step: ``bucket``, ``variant``, ``run``, ``replay``, ``capture``, ``declined``, ``released``, ``eager_reason``.
+    For each bucket of slots and variant of the step: ``bucket``, ``variant``, ``run``, ``replay``, ``capture``, ``declined``,
+    ``released``, ``eager_reason``.
 ``memory``
     ``layout``, ``kv_dtype``, ``kv_bytes``, ``capacity_tokens``, ``blocks_free``, ``blocks_allocated``, ``blocks_in_flight`` (freed,
     and a step on its way may touch them), ``blocks_cached`` (among the allocated ones), ``blocks_offloaded``, ``weight_bytes``.

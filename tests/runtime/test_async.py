@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.runtime import AsyncEngine, Engine, Model, SamplingParams
+from forebay.runtime.async_stream import AsyncStream
 from forebay.runtime.core import EngineCore
 from forebay.runtime.decoder import Decoder
 from forebay.specs import Backend, InvalidInput
@@ -143,12 +144,17 @@ def test_a_full_queue_holds_callers_back_in_order_or_refuses(
             with pytest.raises(InvalidInput, match="an empty prompt"):
                 await engine.add([], SHORT)
             order: list[int] = []
-            for i, task in enumerate(added):
-                task.add_done_callback(lambda _task, i=i: order.append(i))
+
+            async def note(i: int, task: asyncio.Task[AsyncStream]) -> None:
+                await asyncio.wait([task])
+                order.append(i)
+
+            notes = [asyncio.create_task(note(i, task)) for i, task in reversed(list(enumerate(added)))]
             await running.aclose()
             streams = await asyncio.gather(*added)
             for stream in streams:
                 assert sum([len(piece.token_ids) async for piece in stream]) == 4
+            await asyncio.wait(notes)
             assert order == [0, 1, 2, 3]
             assert max(waiting) == 1
 
@@ -283,7 +289,8 @@ def test_an_error_of_a_step_reaches_everyone_and_the_next_request_is_served(
     async def main() -> None:
         async with AsyncEngine(wide) as engine:
             broken.set()
-            tasks = [asyncio.create_task(engine.generate(prompt(5, seed=i), LONG)) for i in range(5)]
+            tasks: list[asyncio.Task[Any]] = []
+            tasks += [asyncio.create_task(engine.generate(prompt(5, seed=i), LONG)) for i in range(5)]
             tasks += [asyncio.create_task(tokens_of(engine, prompt(4, seed=i), LONG)) for i in range(5)]
             assert await asyncio.gather(*tasks, return_exceptions=True) == [error] * 10
             assert (await engine.report())["memory"]["blocks_allocated"] == 0
