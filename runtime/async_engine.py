@@ -217,7 +217,7 @@ class _Worker:
                 self._forget(mailbox)
         for mailbox in post(letters):
             if mailbox in self._inside:
-                self._abandon(self._forget(mailbox))
+                self._abandon(self._forget(mailbox), "its event loop was closed")
 
     # -- ends ------------------------------------------------------------------------------------------------------------
     def _forget(self, mailbox: Mailbox) -> _Call:
@@ -226,16 +226,16 @@ class _Worker:
             del self._of[member]
         return call
 
-    def _abandon(self, call: _Call) -> None:
+    def _abandon(self, call: _Call, why: str) -> None:
         """End what has not ended of a call, each sample by itself: a device that is lost must not keep the others."""
         for member in call.reader.members:
             with suppress(Exception):
-                self._engine.cancel(member)
+                self._engine.cancel(member, why)
 
     def _fail_all(self, error: Exception) -> None:
         calls = (*self._inside.values(), *self._outside.values())
         for call in calls:
-            self._abandon(call)
+            self._abandon(call, f"the engine ended it: {type(error).__name__}: {error}")
         self._inside.clear()
         self._outside.clear()
         self._of.clear()
@@ -261,7 +261,7 @@ class _Worker:
         """End a request wherever it stands; its caller hears of it too."""
         call = self._inside.get(mailbox) or self._outside.pop(mailbox, None)
         if call is not None:
-            self._abandon(call)
+            self._abandon(call, "its caller let it go")
             if mailbox in self._inside:
                 self._forget(mailbox)
             post([(mailbox, call.news())])
