@@ -23,6 +23,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
     "runtime": frozenset({"numpy", "pluggy"}),
     SETTINGS: frozenset({"pydantic"}),
+    "runtime/metrics.py": frozenset({"prometheus_client"}),
     "runtime/models": frozenset({"safetensors", "tokenizers", "gguf", "filelock", "requests"}),
     "runtime/cli": frozenset({"typer", "rich"}),
     "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),

@@ -206,8 +206,10 @@ def test_a_slow_consumer_holds_nobody_back_and_keeps_no_more_than_its_tokens(wid
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["task", "break", "aclose", "with", "timeout", "drop"])
+@pytest.mark.parametrize("how", ["task", "task between pieces", "break", "aclose", "with", "timeout", "drop"])
 def test_a_request_that_nobody_reads_on_is_cancelled(wide: Engine, how: str) -> None:
+    held: list[AsyncStream] = []
+
     async def consume(engine: AsyncEngine) -> None:
         if how == "aclose":
             stream = await engine.add(prompt(5), ENDLESS)
@@ -220,11 +222,15 @@ def test_a_request_that_nobody_reads_on_is_cancelled(wide: Engine, how: str) -> 
                 await anext(stream)
         elif how == "timeout":
             async with asyncio.timeout(10.0) as limit:
-                stream = await engine.add(prompt(5), ENDLESS)
-                await anext(stream)
+                held.append(await engine.add(prompt(5), ENDLESS))
+                await anext(held[0])
                 limit.reschedule(asyncio.get_running_loop().time())
-                async for _ in stream:
-                    await asyncio.sleep(0)
+                async for _ in held[0]:
+                    pass
+        elif how == "task":
+            held.append(await engine.add(prompt(5), ENDLESS))
+            async for _ in held[0]:
+                pass
         elif how == "drop":
             await engine.add(prompt(5), ENDLESS)
         else:
@@ -237,11 +243,11 @@ def test_a_request_that_nobody_reads_on_is_cancelled(wide: Engine, how: str) -> 
         async with AsyncEngine(wide) as engine:
             other = asyncio.create_task(engine.generate(prompt(7), LONG))
             task = asyncio.create_task(consume(engine))
-            if how == "task":
+            if how.startswith("task"):
                 await until(lambda: wide._core.counts["tokens"] > 0)
                 task.cancel()
             await asyncio.wait([task])
-            assert task.cancelled() == (how == "task")
+            assert task.cancelled() == how.startswith("task")
             assert isinstance(None if task.cancelled() else task.exception(), TimeoutError | None)
             del task
             gc.collect()
@@ -366,3 +372,4 @@ def test_a_loop_that_went_away_without_closing_leaves_nothing_running(wide: Engi
 
     asyncio.run(leave())
     run(close())
+    assert wide.report()["engine"]["cancelled"] == len(streams) == 1
