@@ -74,3 +74,13 @@ def engine(tiny_model: Model, backend: Backend) -> Iterator[Engine]:
     """A small engine: 5 blocks of 4 tokens, sequences of at most 40."""
     with make_engine(tiny_model, backend, slots=2, block_size=4, num_blocks=6, max_len=40) as made:
         yield made
+
+
+@pytest.fixture
+def served(tiny_model: Model, backend: Backend) -> Iterator[Engine]:
+    """An engine for many callers: 3 slots, 2 requests wait at most. It has to be empty in the end."""
+    with make_engine(tiny_model, backend, slots=3, block_size=4, max_len=512, max_waiting=2) as made:
+        yield made
+        assert not made.has_work
+        memory = made.report()["memory"]
+        assert (memory["blocks_allocated"], memory["blocks_in_flight"]) == (0, 0)
