@@ -185,8 +185,12 @@ class Engine:
         """Queue a checked request.
 
         Raises:
+            InvalidInput: it was queued before, or the engine is closed.
             QueueFull: ``max_waiting`` requests wait already.
         """
+        self._check_open()
+        if request.finished or request.slot is not None or request in self._core.waiting:
+            raise InvalidInput(f"request {request.index} was queued already; add makes a new one")
         self._core.submit(request)
 
     def stream(

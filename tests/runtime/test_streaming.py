@@ -224,6 +224,23 @@ def test_a_full_queue_is_waited_for_or_refused(tiny_model: Model, backend: Backe
         assert not engine.has_work
 
 
+def test_a_checked_request_is_queued_once(wide: Engine) -> None:
+    request = wide.check(prompt(5), SamplingParams(max_tokens=4, ignore_eos=True))
+    assert not wide.has_work
+    stream = wide.follow(request)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="was queued already"):
+            wide.submit(request)
+        next(stream)
+    assert sum(len(piece.token_ids) for piece in stream) <= 3
+    with pytest.raises(InvalidInput, match="was queued already"):
+        wide.follow(request)
+    unqueued = wide.check(prompt(5))
+    wide.close()
+    with pytest.raises(InvalidInput, match="the engine is closed"):
+        wide.submit(unqueued)
+
+
 def test_waiting_for_room_ends_at_the_deadline(tiny_model: Model, backend: Backend) -> None:
     now = iter(range(10**6))
     with make_engine(
