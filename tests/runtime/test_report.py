@@ -79,6 +79,21 @@ def test_numbers_are_those_of_what_was_done(busy: Engine) -> None:
     assert report["configuration"]["slots"] == {"value": 1, "source": "call", "origin": ""}
 
 
+def test_who_gave_up_waiting_counts_for_the_worst_wait(tiny_model: Model, backend: Backend) -> None:
+    now = [0.0]
+    with make_engine(tiny_model, backend, slots=1, block_size=4, max_len=64, clock=lambda: now[0]) as engine:
+        engine.add(prompt(6), SamplingParams(max_tokens=50, ignore_eos=True))
+        engine.step()
+        overdue = engine.add(prompt(6), FIVE, deadline=8.0)
+        now[0] = 8.5
+        engine.step()
+        now[0] = 100.0
+        latencies = engine.report()["latencies"]
+        assert overdue.finish_reason == "deadline"
+        assert (latencies["worst_wait_s"], latencies["worst_wait_steps"]) == (8.5, 1)
+        assert latencies["queue_wait_s"]["count"] == 1
+
+
 def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample of a Prometheus text by name and labels, read by the client's own parser."""
     samples: list[Sample] = [s for family in text_string_to_metric_families(text) for s in family.samples]

@@ -148,6 +148,14 @@ def test_a_stop_string_of_fallen_back_bytes_ends_the_request_at_its_last_byte() 
     assert (request.finish_reason, text_of(pieces)) == ("stop", "a")
 
 
+def test_some_bytes_of_a_character_are_no_replacement_character() -> None:
+    """A stop string of U+FFFD ends a request at bytes that are none, not at a character that is still coming."""
+    tokenizer = in_memory()
+    ids = tokenizer.encode("a€b")
+    _, request = read_along(tokenizer, ids, SamplingParams(max_tokens=20, stop=("\N{REPLACEMENT CHARACTER}",)))
+    assert (request.token_ids, request.text(tokenizer)) == (ids, "a€b")
+
+
 def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not() -> None:
     tokenizer = in_memory()
     ids = [tokenizer.encode(c)[0] for c in "a12x123b"]
