@@ -29,7 +29,7 @@ from .report import describe, describe_memory
 from .request import GenerationResult, Prompt, Request
 from .sampling import SamplingParams
 from .settings import Settings
-from .sizing import longest_sequence, pool_geometry
+from .sizing import check_windows, longest_sequence, pool_geometry
 from .state import DeviceState, SlotState
 
 MAX_RESEEDS = 3
@@ -89,6 +89,7 @@ class Engine:
         self.backend = backend
         self.arm = self.settings.arm or ("hostfree" if self.settings.capture == "off" else "captured")
         self._max_len = longest_sequence(self.settings, model)
+        check_windows(backend, model, self._max_len)
         geometry = pool_geometry(self.settings, model, self._max_len)
         self._allocator = BlockAllocator(geometry.num_blocks)
         self._table_len = -(-self._max_len // geometry.block_size)
@@ -282,7 +283,7 @@ class Engine:
     def _prefill(self, request: Request, tokens: Sequence[int]) -> int:
         self._hold_blocks(request, len(tokens))
         self._counts["prefills"] += 1
-        return self._forward.prefill(tokens, request.blocks)
+        return self._forward.prefill(tokens, request.blocks, len(request.prompt))
 
     def _seed(self, request: Request) -> None:
         """A request boundary: every per-slot input is seeded, each by itself (clause C6)."""
@@ -332,8 +333,7 @@ class Engine:
         if not active:
             return []
         self._grow_tables(active)
-        states = [self._ledger.state(slot) for slot in active]
-        tokens = self._forward.decode(states)
+        tokens = self._forward.decode([self._ledger.state(slot) for slot in active])
         self._counts["steps"] += 1
         self._counts["eager_steps"] += 1
         released = []

@@ -27,15 +27,20 @@ class HostForward:
         self._table_len = table_len
         self._path = path
 
-    def prefill(self, tokens: Sequence[int], blocks: Sequence[int]) -> int:
-        """Write the KV of ``tokens`` at positions 0, 1, … into ``blocks``; return the token that follows the last."""
+    def prefill(self, tokens: Sequence[int], blocks: Sequence[int], prompt_len: int) -> int:
+        """Write the KV of ``tokens`` at positions 0, 1, … into ``blocks``; return the token that follows the last.
+
+        The first ``prompt_len`` tokens are the request's prompt; any others it made itself, and their KV is recomputed.
+        """
         table = self._table([blocks])
         token = -1
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int32)
             positions = np.arange(start, start + len(chunk), dtype=np.int32)[None]
             last = start + len(chunk) == len(tokens)
-            picked = self._pass(chunk, positions, table, rows=slice(len(chunk) - 1, len(chunk)) if last else None)
+            rope = self._model.prompt_rope(positions[0], prompt_len)
+            rows = slice(len(chunk) - 1, len(chunk)) if last else None
+            picked = self._pass(chunk, positions, table, rows, rope)
             token = picked[0] if last else token
         return token
 
@@ -45,9 +50,18 @@ class HostForward:
         positions = np.array([[s.position] for s in states], np.int32)
         return self._pass(tokens, positions, self._table([s.blocks for s in states]), rows=slice(None))
 
-    def _pass(self, tokens: np.ndarray, positions: np.ndarray, table: BlockTable, rows: slice | None) -> list[int]:
-        """Tokens ``[B*T]`` at ``positions [B, T]``; the greedy successors of the chosen rows."""
+    def _pass(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        table: BlockTable,
+        rows: slice | None,
+        rope: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> list[int]:
+        """Tokens ``[B*T]`` at ``positions [B, T]``; the greedy successors of the chosen rows. ``rope`` is that of the rows."""
         b = self._backend
+        dtype = self._model.cos.dtype
+        turns = None if rope is None else (b.to_device(rope[0], dtype), b.to_device(rope[1], dtype))
         context = KVContext(
             pool=self._pool,
             loc=WriteLoc.paged(table, positions, table_len=self._table_len),
@@ -56,6 +70,7 @@ class HostForward:
             visible=positions[:, -1] + np.int32(1),
             batch=len(positions),
             path=self._path,
+            rope=turns,
         )
         hidden = self._model.forward(b, b.to_device(tokens), b.to_device(positions.reshape(-1)), context)
         if rows is None:
