@@ -50,7 +50,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "qwen3 window": (
             "qwen3",
             {
-                "head_dim": 16,
+                "head_dim": 20,
                 "attention_bias": True,
                 "num_key_value_heads": 1,
                 "use_sliding_window": True,
