@@ -1,0 +1,89 @@
+"""Rope kinds that depend on length: a prompt is turned as one pass, however it reaches the cache; later rows as they come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forebay.runtime import Engine, Model, SamplingParams, Settings, forward
+from forebay.runtime.models.llama import Llama
+from forebay.specs import Backend
+from tests.families.comparison import Plan, decode
+from tests.families.conftest import Outcomes
+from tests.families.zoo import MAX_LEN, NEW_TOKENS, ORIGINAL, PROMPT_LENGTHS, Case, prompts
+
+DEPENDENT = [Case("llama", "dynamic"), Case("llama", "longrope")]
+FIXED = [Case("llama", "default"), Case("qwen2", "yarn")]
+
+
+def tokens_of(outcomes: Outcomes, case: Case) -> list[tuple[int, ...]]:
+    return [reference.tokens for reference in outcomes.references(case)]
+
+
+def bound(model: Model, backend: Backend) -> Llama:
+    return model.bind(backend, max_len=MAX_LEN)
+
+
+def release(llama: Llama, backend: Backend) -> None:
+    for buffer in llama.buffers:
+        backend.release(buffer)
+
+
+def test_the_prompts_lie_below_cross_and_lie_above_the_length_before_scaling() -> None:
+    assert min(PROMPT_LENGTHS) + NEW_TOKENS > ORIGINAL > sorted(PROMPT_LENGTHS)[-2]
+    assert max(PROMPT_LENGTHS) > ORIGINAL
+
+
+@pytest.mark.parametrize("case", DEPENDENT, ids=str)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_prompt_prefilled_in_chunks_gives_the_same_tokens(
+    case: Case, chunk: int, outcomes: Outcomes, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "PREFILL_CHUNK", chunk)
+    assert decode(outcomes.model(case), Plan(16, "captured", "direct"), backend) == tokens_of(outcomes, case)
+
+
+@pytest.mark.clause("C5")
+@pytest.mark.parametrize("case", DEPENDENT, ids=str)
+@pytest.mark.parametrize("steps", [10, 50])
+def test_a_recomputed_request_goes_on_as_if_nothing_had_happened(
+    case: Case, steps: int, outcomes: Outcomes, backend: Backend
+) -> None:
+    """A damaged row has its KV recomputed from prompt and tokens: the prompt as one pass, each token as it was decoded."""
+    options = {"slots": len(PROMPT_LENGTHS), "block_size": 16, "arm": "captured"}
+    with Engine(outcomes.model(case), backend, settings=Settings().override(**options)) as engine:
+        requests = [engine.add(prompt, SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)) for prompt in prompts()]
+        for _ in range(steps):
+            engine.step()
+        for slot in range(len(requests)):
+            backend.upload(engine._device.scalars["token"], np.array([1], np.int32), slot)
+        while engine.has_work:
+            engine.step()
+        assert engine.report()["engine"]["reseeds"] >= len(requests)
+        assert [tuple(request.token_ids) for request in requests] == tokens_of(outcomes, case)
+
+
+@pytest.mark.parametrize("case", DEPENDENT, ids=str)
+@pytest.mark.parametrize("prompt_len", [1, ORIGINAL, 200])
+def test_angles_of_a_row_are_those_of_its_pass(
+    case: Case, prompt_len: int, outcomes: Outcomes, backend: Backend
+) -> None:
+    """Rows of the prompt take its length, any later row its own position's: the row of the table."""
+    llama = bound(outcomes.model(case), backend)
+    positions = np.arange(MAX_LEN, dtype=np.int32)
+    whole = llama.prompt_rope(positions, prompt_len)
+    assert whole is not None
+    for made, table in zip(whole, (llama.cos, llama.sin), strict=True):
+        rows = backend.fetch(table)
+        assert made.dtype == np.float32
+        np.testing.assert_array_equal(made[prompt_len - 1 :], rows[prompt_len - 1 :])
+        assert np.any(made[:prompt_len] != rows[:prompt_len]) == (prompt_len > ORIGINAL)
+        np.testing.assert_array_equal(made[5:9], llama.prompt_rope(positions[5:9], prompt_len)[table is llama.sin])
+    release(llama, backend)
+
+
+@pytest.mark.parametrize("case", FIXED, ids=str)
+def test_other_kinds_take_the_tables(case: Case, outcomes: Outcomes, backend: Backend) -> None:
+    llama = bound(outcomes.model(case), backend)
+    assert llama.prompt_rope(np.arange(3, dtype=np.int32), 3) is None
+    release(llama, backend)
