@@ -77,7 +77,7 @@ class ModelConfig:
     @property
     def max_positions(self) -> int:
         """Longest sequence the rotary embedding is made for, its scaling included."""
-        return self.rope.positions(self.max_position_embeddings)
+        return min(self.rope.positions(self.max_position_embeddings), _MAX_POSITIONS)
 
     def window(self, layer: int, max_len: int) -> int | None:
         """Sliding window of ``layer``; None where no sequence of at most ``max_len`` tokens is longer than it."""

@@ -76,7 +76,7 @@ def read_rope(fields: Fields, *, head_dim: int, max_positions: int) -> Rope:
         raise Unsupported(f"{section.source}: rope_type is {show(kind)}; supported: {', '.join(sorted(_KINDS))}")
     share = _share((fields, section))
     if share != 1.0 and kind != "proportional":
-        raise Unsupported(f"{section.source}: partial_rotary_factor is {share:g} with rope_type {kind}; supported: 1.0")
+        raise Unsupported(f"{fields.source}: partial_rotary_factor is {share:g} with rope_type {kind}; supported: 1.0")
     theta = _agreed((fields, section), "rope_theta", lambda place: place.number("rope_theta", above=1.0, below=1e15))
     return read(_Source(fields, section, 10_000.0 if theta is None else theta, head_dim, max_positions))
 

@@ -41,7 +41,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "llama": ("llama", {}),
         "llama tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 24}),
-        "llama bias": ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_size": 96, "num_attention_heads": 6}),
+        "llama bias": (
+            "llama",
+            {"attention_bias": True, "mlp_bias": True, "hidden_size": 96, "num_attention_heads": 6},
+        ),
         "mistral": ("mistral", {"sliding_window": 24, "head_dim": 32}),
         "mistral full": ("mistral", {"sliding_window": None, "head_dim": 32}),
         "qwen2": ("qwen2", {"num_key_value_heads": 4}),
