@@ -31,6 +31,13 @@ _MAX_POSITIONS: Final = 2**31 - 1
 class ModelConfig:
     """The shape and the constants of a decoder-only model; checked when made, so one in hand is consistent.
 
+    Attributes:
+        rope: the rotary embedding of every layer.
+        windows: sliding window of each layer, None where it attends to the whole context.
+        qkv_bias, output_bias, mlp_bias: whether the products of query, key and value, the product after attention, and those of
+            the feed-forward have a bias.
+        qk_norm: whether each query and key head is normed before it is turned.
+
     Raises :class:`InvalidModel` where the numbers do not go together (heads that do not divide, an odd head size, …).
     """
 

@@ -8,6 +8,7 @@ import pytest
 from forebay.runtime import Engine, Model, SamplingParams, Settings, forward
 from forebay.runtime.models.llama import Llama
 from forebay.specs import Backend
+from forebay.specs.errors import InvalidInput
 from tests.families.comparison import Plan, decode
 from tests.families.conftest import Outcomes
 from tests.families.zoo import MAX_LEN, NEW_TOKENS, ORIGINAL, PROMPT_LENGTHS, Case, prompts
@@ -71,14 +72,15 @@ def test_angles_of_a_row_are_those_of_its_pass(
     """Rows of the prompt take its length, any later row its own position's: the row of the table."""
     llama = bound(outcomes.model(case), backend)
     positions = np.arange(MAX_LEN, dtype=np.int32)
-    whole = llama.prompt_rope(positions, prompt_len)
+    whole, part = (llama.prompt_rope(rows, prompt_len) for rows in (positions, positions[5:9]))
     assert whole is not None
-    for made, table in zip(whole, (llama.cos, llama.sin), strict=True):
+    assert part is not None
+    for made, cut, table in zip(whole, part, (llama.cos, llama.sin), strict=True):
         rows = backend.fetch(table)
         assert made.dtype == np.float32
         np.testing.assert_array_equal(made[prompt_len - 1 :], rows[prompt_len - 1 :])
         assert np.any(made[:prompt_len] != rows[:prompt_len]) == (prompt_len > ORIGINAL)
-        np.testing.assert_array_equal(made[5:9], llama.prompt_rope(positions[5:9], prompt_len)[table is llama.sin])
+        np.testing.assert_array_equal(made[5:9], cut)
     release(llama, backend)
 
 
@@ -87,3 +89,12 @@ def test_other_kinds_take_the_tables(case: Case, outcomes: Outcomes, backend: Ba
     llama = bound(outcomes.model(case), backend)
     assert llama.prompt_rope(np.arange(3, dtype=np.int32), 3) is None
     release(llama, backend)
+
+
+def test_a_sequence_may_be_as_long_as_the_scaling_allows(outcomes: Outcomes, backend: Backend) -> None:
+    """``max_position_embeddings`` of a dynamic kind is the length before scaling."""
+    model = outcomes.model(Case("llama", "dynamic"))
+    with Engine(model, backend, settings=Settings()) as engine:
+        assert engine.report()["model"]["max_len"] == 6 * ORIGINAL
+    with pytest.raises(InvalidInput, match=r"max_len: got 289, the model '.*' has 288 positions"):
+        Engine(model, backend, settings=Settings(), max_len=6 * ORIGINAL + 1)

@@ -135,7 +135,7 @@ def test_what_is_not_implemented_is_refused_by_name(parameters: dict[str, Any], 
 
 
 def test_a_share_at_the_top_level_counts() -> None:
-    with pytest.raises(Unsupported, match="partial_rotary_factor is 0[.]5 with rope_type default"):
+    with pytest.raises(Unsupported, match=r"partial_rotary_factor is 0\.5 with rope_type default"):
         tiny.config(partial_rotary_factor=0.5)
     rope = {"rope_type": "proportional", "rope_theta": 5000.0}
     assert tiny.config(rope_parameters=rope, partial_rotary_factor=0.5).rope == ProportionalRope(5000.0, 1.0, 0.5)
