@@ -116,9 +116,10 @@ class Llama:
         Where the rotary embedding depends on length, the rows of a prompt are turned as if it were seen all at once, however it
         is cut into passes; later rows are turned as they were when they were decoded. None where the tables serve.
         """
-        if not self.config.rope.depends_on_length:
+        rope = self.config.rope
+        if rope.regime(prompt_len) == rope.regime(1):
             return None
-        return self.config.rope.cos_sin(self.config.head_dim, positions, np.maximum(positions + 1, prompt_len))
+        return rope.cos_sin(self.config.head_dim, positions, np.maximum(positions + 1, prompt_len))
 
     def forward(self, backend: Backend, tokens: Array, positions: Array, kv: KVContext) -> Array:
         """Hidden state ``[N, hidden]`` after the last norm, of ``tokens`` int32 ``[N]`` at ``positions`` int32 ``[N]``.

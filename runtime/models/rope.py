@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +23,22 @@ class Rope(ABC):
 
     theta: float
 
-    depends_on_length: ClassVar[bool] = False
-    """Whether the frequencies change with the number of tokens seen so far."""
-
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by, which scales q·k by its square."""
         return 1.0
 
+    def regime(self, length: int) -> int:
+        """A number that does not fall as ``length`` grows; lengths that share it have the same frequencies.
+
+        Always 0 where the frequencies do not depend on length. KV of one token at one position may stand for another's only
+        if both were turned in the same regime.
+        """
+        return 0
+
     @abstractmethod
     def frequencies(self, head_dim: int, lengths: IntArray) -> FloatArray:
-        """Angle a position, float32 ``[N, D/2]``, or ``[1, D/2]`` where the kind does not depend on length.
+        """Angle a position, float32 ``[N, D/2]``, or ``[1, D/2]`` where there is one regime.
 
         ``lengths [N]`` are the numbers of tokens in the sequence when each row is turned.
         """
@@ -83,7 +87,9 @@ class DynamicRope(Rope):
     factor: float
     original: int
 
-    depends_on_length: ClassVar[bool] = True
+    def regime(self, length: int) -> int:
+        """One up to ``original``, then one a length."""
+        return max(length, self.original)
 
     def frequencies(self, head_dim: int, lengths: IntArray) -> FloatArray:
         """A base for every length."""
@@ -162,12 +168,14 @@ class LongRope(Rope):
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
 
-    depends_on_length: ClassVar[bool] = True
-
     @property
     def attention_factor(self) -> float:
         """As configured, else :func:`longrope_scale`."""
         return self.scale
+
+    def regime(self, length: int) -> int:
+        """0 up to ``original``, then 1."""
+        return int(length > self.original)
 
     def frequencies(self, head_dim: int, lengths: IntArray) -> FloatArray:
         """One of two sets for every length."""

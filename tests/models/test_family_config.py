@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from forebay.runtime.models import ModelConfig, expected_tensors
 from forebay.runtime.models.families import FAMILIES
 from forebay.runtime.models.json_fields import Fields
+from forebay.runtime.models.rope import DefaultRope, Llama3Rope, Rope, YarnRope, yarn_scale
 from forebay.specs.errors import InvalidModel, Unsupported
 from tests.models import tiny
 
@@ -176,3 +177,77 @@ def test_what_is_not_implemented_is_refused_by_name(model_type: str, changes: di
 def test_contradictory_and_damaged_windows_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidModel, match=f"config.json: {message}"):
         tiny.config(model_type=model_type, **changes)
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], Rope, tuple[int | None, ...]]] = {
+    "Llama 3.1": (
+        {
+            "model_type": "llama",
+            "attention_bias": False,
+            "eos_token_id": [1, 2],
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "num_key_value_heads": 2,
+            "pretraining_tp": 1,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+        },
+        Llama3Rope(500_000.0, 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+        (None, None),
+    ),
+    "Mistral 0.1": (
+        {"model_type": "mistral", "num_key_value_heads": 2, "rope_theta": 10000.0, "sliding_window": 4096},
+        DefaultRope(10_000.0),
+        (4096, 4096),
+    ),
+    "Mistral 0.3": (
+        {"model_type": "mistral", "num_key_value_heads": 2, "rope_theta": 1000000.0, "sliding_window": None},
+        DefaultRope(1_000_000.0),
+        (None, None),
+    ),
+    "Qwen 2.5 for long contexts": (
+        {
+            "model_type": "qwen2",
+            "max_position_embeddings": 32768,
+            "max_window_layers": 28,
+            "num_key_value_heads": 2,
+            "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+            "rope_theta": 1000000.0,
+            "sliding_window": 131072,
+            "use_sliding_window": False,
+        },
+        YarnRope(1e6, 4.0, 32768, yarn_scale(4.0), beta_fast=32.0, beta_slow=1.0, truncate=True),
+        (None, None),
+    ),
+    "Qwen 3": (
+        {
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "head_dim": 128,
+            "max_window_layers": 28,
+            "num_key_value_heads": 2,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        },
+        DefaultRope(1_000_000.0),
+        (None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_are_read_as_their_authors_write_them(name: str) -> None:
+    """The keys of published configurations, their sizes made small."""
+    values, rope, windows = PUBLISHED[name]
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    given = Fields("config.json", {"hidden_act": "silu", "num_attention_heads": 4, **sizes, **values})
+    config = ModelConfig.from_fields(given, Fields("generation_config.json", {}))
+    assert (config.rope, config.windows) == (rope, windows)

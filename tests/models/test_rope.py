@@ -118,11 +118,15 @@ def test_each_row_has_its_own_length(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", KINDS)
-def test_a_kind_says_whether_it_depends_on_length(variant: str) -> None:
+def test_lengths_share_a_regime_exactly_if_they_share_their_angles(variant: str) -> None:
     rope = rope_of(variant, 10_000.0)
-    position = np.array([40])
-    short, long = (rope.cos_sin(HEAD_DIM, position, np.array([length]))[1] for length in (41, 400))
-    assert (short != long).any() == rope.depends_on_length
+    lengths = np.array([*range(1, 80), 400, 511])
+    _, angles = rope.cos_sin(HEAD_DIM, np.full(len(lengths), 40), lengths)
+    regimes = [rope.regime(int(length)) for length in lengths]
+    assert regimes == sorted(regimes)
+    for row in range(1, len(lengths)):
+        assert (angles[row] == angles[row - 1]).all() == (regimes[row] == regimes[row - 1]), lengths[row]
+    assert (len(set(regimes)) > 1) == (variant.split()[0] in ("dynamic", "longrope"))
 
 
 @pytest.mark.parametrize(
