@@ -198,6 +198,8 @@ def bind_llama(
         InvalidModel: a tensor is missing or misshapen.
     """
     shapes = expected_tensors(config)
+    if _has_own_head(config, weights):
+        shapes[OUTPUT] = shapes[EMBEDDING]
     done = 0
 
     def tensor(*names: str) -> Buffer:
@@ -240,7 +242,15 @@ def bind_llama(
         embedding=embedding,
         layers=tuple(layer(i) for i in range(config.num_layers)),
         final_norm=tensor(FINAL_NORM),
-        head=embedding if config.tie_word_embeddings else tensor(OUTPUT),
+        head=tensor(OUTPUT) if OUTPUT in shapes else embedding,
         cos=backend.buffer("rope.cos", cos, dtype),
         sin=backend.buffer("rope.sin", sin, dtype),
     )
+
+
+def _has_own_head(config: ModelConfig, weights: SafetensorsFolder) -> bool:
+    """Whether an output product is stored that is not the embedding, though the configuration ties them: transformers takes it."""
+    if not config.tie_word_embeddings or OUTPUT not in weights.names:
+        return False
+    shape = (config.vocab_size, config.hidden_size)
+    return not np.array_equal(weights.tensor(EMBEDDING, shape), weights.tensor(OUTPUT, shape))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from forebay.runtime import Engine, SamplingParams, Settings, load_model
@@ -18,7 +19,17 @@ from forebay.runtime.models.families import FAMILIES as READ
 from forebay.specs import Backend
 from tests.families.comparison import ALLOWED_GAP, ALLOWED_SHARE, ARMS, BLOCK_SIZES, PATHS, Plan, decode, plans_in_turn
 from tests.families.conftest import Outcomes
-from tests.families.zoo import FAMILIES, NEW_TOKENS, PROMPT_LENGTHS, Case, build, covering_cases, prompts, references
+from tests.families.zoo import (
+    FAMILIES,
+    MAX_LEN,
+    NEW_TOKENS,
+    PROMPT_LENGTHS,
+    Case,
+    build,
+    covering_cases,
+    prompts,
+    references,
+)
 
 CASES = covering_cases()
 
@@ -73,6 +84,30 @@ def test_weights_of_half_the_width_are_widened_exactly(
     folder = build(Case(family, "default"), tmp_path / "model", dtype=dtype)
     expected = [reference.tokens for reference in references(folder, prompts())]
     assert decode(load_model(folder, dtype="float32"), Plan(16, "captured", "direct"), backend) == expected
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_stored_head_counts_also_where_the_configuration_ties_it(
+    apart: bool, outcomes: Outcomes, backend: Backend, tmp_path: Path
+) -> None:
+    """A head stored beside a tied embedding is the model's own where it differs, as transformers has it; else it is shared."""
+    case = Case("llama tied", "default")
+    folder = build(case, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(
+        tensors | {"lm_head.weight": embedding[::-1].copy() if apart else embedding},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    expected = [reference.tokens for reference in references(folder, prompts())]
+    assert (expected != [reference.tokens for reference in outcomes.references(case)]) == apart
+    model = load_model(folder, dtype="float32")
+    assert decode(model, Plan(16, "captured", "direct"), backend) == expected
+    llama = model.bind(backend, max_len=MAX_LEN)
+    assert (llama.head is not llama.embedding) == apart
+    for buffer in llama.buffers:
+        backend.release(buffer)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.rope in ("default", "dynamic")], ids=str)
