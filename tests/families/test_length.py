@@ -36,7 +36,7 @@ def test_the_prompts_lie_below_cross_and_lie_above_the_length_before_scaling() -
 
 
 @pytest.mark.parametrize("case", DEPENDENT, ids=str)
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [7, 64])
 def test_a_prompt_prefilled_in_chunks_gives_the_same_tokens(
     case: Case, chunk: int, outcomes: Outcomes, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
