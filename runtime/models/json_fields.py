@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from forebay.specs.errors import InvalidModel
 
@@ -63,6 +63,10 @@ def show(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class Fields:
     """One JSON object (or GGUF metadata) and where it came from. A null counts as absent, as writers use it that way.
 
@@ -76,6 +80,10 @@ class Fields:
     def has(self, key: str) -> bool:
         """Whether ``key`` is present and not null."""
         return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether ``key`` is present and null, which some writers use to switch off what is on by default."""
+        return key in self._values and self._values[key] is None
 
     def raw(self, key: str) -> Any:
         """The value of ``key`` as it was parsed, ``None`` where it is absent."""
@@ -100,9 +108,27 @@ class Fields:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < below:
+        if not _is_number(value) or not above < value < below:
             raise self.invalid(key, f"a number above {above:g} and below {below:g}")
         return float(value)
+
+    def number_from(self, key: str, *, minimum: float, maximum: float, default: float | None = None) -> float:
+        """A finite number from ``minimum`` to ``maximum``, both included."""
+        value = self._values.get(key)
+        if value is None and default is not None:
+            return default
+        if not _is_number(value) or not minimum <= value <= maximum:
+            raise self.invalid(key, f"a number from {minimum:g} to {maximum:g}")
+        return float(value)
+
+    def numbers(self, key: str, *, length: int, above: float, below: float) -> tuple[float, ...]:
+        """A list of ``length`` finite numbers strictly between ``above`` and ``below``."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or not all(_is_number(value) and above < value < below for value in values):
+            raise self.invalid(key, f"a list of numbers above {above:g} and below {below:g}")
+        if len(values) != length:
+            raise InvalidModel(f"{self.source}: {key} has {len(values)} numbers; expected {length}")
+        return tuple(float(value) for value in values)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""

@@ -27,7 +27,7 @@ def test_the_configuration_is_smollm2s(model: ModelFolder) -> None:
         49152,
     )
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
-    assert (config.rope_theta, config.rms_norm_eps, config.tie_word_embeddings) == (100_000.0, 1e-5, True)
+    assert (config.rope.theta, config.rms_norm_eps, config.tie_word_embeddings) == (100_000.0, 1e-5, True)
     assert config.eos_token_ids == (2,)
 
 
