@@ -20,7 +20,7 @@ from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .config import ModelConfig
 from .llama_tensors import EMBEDDING, FINAL_NORM, OUTPUT, expected_tensors, layer_tensor
-from .safetensors_folder import SafetensorsFolder
+from .weights import Weights
 
 LoadProgress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all) while weights go to the device."""
@@ -142,7 +142,7 @@ class Llama:
 def bind_llama(
     backend: Backend,
     config: ModelConfig,
-    weights: SafetensorsFolder,
+    weights: Weights,
     *,
     dtype: str,
     max_len: int,

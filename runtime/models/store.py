@@ -56,7 +56,7 @@ def resolve_model(
     progress: ProgressCallback | None = None,
     known: Mapping[str, KnownModel] = KNOWN_MODELS,
 ) -> Path:
-    """The folder of a model: an existing folder is taken as it is, a known name from ``cache_dir``, fetched when absent.
+    """The folder or GGUF file of a model: one that exists is taken as it is, a known name from ``cache_dir``, fetched when absent.
 
     Raises :class:`InvalidModel` where it is neither, naming the known ones, and as :func:`fetch` does.
     """
@@ -64,9 +64,11 @@ def resolve_model(
     if str(name_or_path) and path.is_dir():
         return path
     if path.is_file():
-        raise InvalidModel(
-            f"{path} is a file; expected a model folder (config.json, model.safetensors, tokenizer.json)"
-        )
+        if path.suffix != ".gguf":
+            raise InvalidModel(
+                f"{path} is a file; expected a model folder (config.json, model.safetensors, tokenizer.json) or a .gguf file"
+            )
+        return path
     return fetch(str(name_or_path), cache_dir=cache_dir, progress=progress, known=known)
 
 
