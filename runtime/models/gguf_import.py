@@ -113,7 +113,8 @@ def convert_gguf(file: Path, folder: Path, progress: ProgressCallback) -> None:
 
 def tokenizer_config(metadata: Fields) -> dict[str, Any]:
     """``tokenizer_config.json``: what transformers needs beside ``tokenizer.json``, and the chat templates."""
-    tokens = metadata.raw("tokenizer.ggml.tokens") or []
+    given = metadata.raw("tokenizer.ggml.tokens")
+    tokens: list[Any] = given if isinstance(given, list) else []
     special = {name: _token(tokens, metadata.raw(f"tokenizer.ggml.{key}_token_id")) for name, key in _SPECIAL_TOKENS}
     base = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return base | {name: token for name, token in special.items() if token is not None} | _templates(metadata)

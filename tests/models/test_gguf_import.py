@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from forebay.runtime.models import ModelConfig, expected_tensors, open_model_folder
+from forebay.runtime import Engine, SamplingParams, load_model, open_backend
+from forebay.runtime.models import ModelConfig, ModelFolder, expected_tensors, open_model, open_model_folder
 from forebay.runtime.models.gguf_import import convert_gguf
 from forebay.runtime.models.progress import no_progress
 from forebay.specs.errors import InvalidModel
@@ -67,6 +68,52 @@ def test_an_output_product_of_its_own_is_untied(tmp_path: Path) -> None:
     model = open_model_folder(folder)
     assert not model.config.tie_word_embeddings
     np.testing.assert_array_equal(model.weights.tensor("lm_head.weight", output.shape), output)
+
+
+def test_a_file_generates_the_tokens_of_its_folder(tmp_path: Path) -> None:
+    file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()))
+    prompts = ["hello world", [5, 6, 7, 8, 9]]
+    with open_backend("cpu") as backend:
+        results = [
+            Engine(load_model(path, dtype="float32"), backend).generate(
+                prompts, SamplingParams(max_tokens=20, ignore_eos=True)
+            )
+            for path in (file, tiny.write_folder(tmp_path / "folder"))
+        ]
+    of_file, of_folder = ([result.token_ids for result in each] for each in results)
+    assert of_file == of_folder
+    assert [len(ids) for ids in of_file] == [20, 20]
+
+
+def test_a_model_of_shards_is_the_model_of_one_file(tmp_path: Path) -> None:
+    file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()), shards=3)
+    assert file.name == "tiny-00001-of-00003.gguf"
+    model = open_model(file)
+    for name, values in tiny.weights().items():
+        np.testing.assert_array_equal(model.weights.tensor(name, values.shape), values)
+    file.with_name("tiny-00003-of-00003.gguf").unlink()
+    with pytest.raises(InvalidModel, match=r"tiny-00003-of-00003.gguf: no such file"):
+        open_model(file)
+
+
+def test_a_file_has_the_chat_templates_of_its_metadata(tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "tools",
+    }
+    file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()), metadata=metadata)
+    for tokenizer in (open_model(file).tokenizer, _converted(tmp_path, file).tokenizer):
+        messages = [{"role": "user", "content": "hello"}]
+        assert tokenizer.apply_chat_template(messages) == "<|start|>hello"
+        assert tokenizer.apply_chat_template(messages, chat_template="tool_use") == "tools"
+
+
+def _converted(tmp_path: Path, file: Path) -> ModelFolder:
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    convert_gguf(file, folder, no_progress)
+    return open_model(folder)
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:

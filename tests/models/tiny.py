@@ -93,7 +93,7 @@ def write_folder(folder: Path, tensors: Weights | None = None, *, shards: int = 
 
 def rotate_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """Reorder each head's rows as GGUF files have them: row i of the first half, then row i of the second, for each i."""
-    per_head = rows.reshape(heads, -1, rows.shape[1])
+    per_head = rows.reshape(heads, -1, *rows.shape[1:])
     half = per_head.shape[1] // 2
     ordered = [row for head in per_head for i in range(half) for row in (head[i], head[i + half])]
     return np.stack(ordered)
@@ -142,12 +142,14 @@ def write_gguf(
     architecture: str = "llama",
     metadata: Mapping[str, Any] | None = None,
     kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    shards: int = 1,
 ) -> Path:
     """Write a GGUF file; ``metadata`` changes keys (``...`` leaves one out), ``kinds`` names how tensors are quantised.
 
-    A tensor of bytes is stored as it is, as blocks of its kind.
+    A tensor of bytes is stored as it is, as blocks of its kind. Returns the file, of several ``shards`` the first.
     """
-    writer = gguf.GGUFWriter(file, architecture)
+    most = -(-len(tensors) // shards) if shards > 1 else 0
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=most)
     for key, value in (gguf_metadata() | dict(metadata or {})).items():
         if value is not ...:
             _add(writer, key, value)
@@ -161,7 +163,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return file if shards == 1 else file.with_name(f"{file.stem}-00001-of-{shards:05}.gguf")
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
