@@ -27,42 +27,14 @@ TEXTS = (
     "def f(x):\n    return x**2\n\n\n# done",
     "",
 )
-PIECES = (
-    "▁",
-    "h",
-    "e",
-    "l",
-    "o",
-    "w",
-    "r",
-    "d",
-    "he",
-    "ll",
-    "hell",
-    "hello",
-    "▁hello",
-    "▁w",
-    "or",
-    "▁wor",
-    "▁world",
-    "ld",
-    "▁▁",
-)
 
 
 def sentencepiece_metadata(**changes: Any) -> Fields:
-    """A small SentencePiece vocabulary with every byte; scores fall with the rank as SentencePiece's do."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
-    values = {
-        "model": "llama",
-        "tokens": tokens,
-        "token_type": np.array([2, 3, 3, *[6] * 256, *[1] * len(PIECES)], np.int32),
-        "scores": np.array([0.0] * 259 + [float(-i) for i in range(len(PIECES))], np.float32),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unknown_token_id": 0,
-    } | changes
-    return Fields("tiny.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()})
+    """The tiny SentencePiece vocabulary as it is read from a file."""
+    arrays = {"token_type": np.int32, "scores": np.float32}
+    given = tiny.sentencepiece_metadata(**changes)
+    own = {key: np.array(given[key], kind) for name, kind in arrays.items() for key in [f"tokenizer.ggml.{name}"]}
+    return Fields("tiny.gguf", {key: value for key, value in (given | own).items() if value is not ...})
 
 
 def reference(metadata: Fields, architecture: str) -> tokenizers.Tokenizer:

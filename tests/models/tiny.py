@@ -73,6 +73,28 @@ def tokenizer_metadata(**changes: Any) -> Fields:
     return Fields("tiny.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 
+PIECES = (
+    "▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "▁hello", "▁w", "or", "▁wor", "▁world", "ld", "▁▁",
+)  # fmt: skip
+
+
+def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
+    """A small SentencePiece vocabulary with every byte; scores fall with the rank as SentencePiece's do."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    values = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * len(PIECES)],
+        "scores": [0.0] * 259 + [float(-i) for i in range(len(PIECES))],
+        "merges": ...,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    } | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
 def write_folder(folder: Path, tensors: Weights | None = None, *, shards: int = 0) -> Path:
     """Write the tiny model as a folder, its tensors in one file or spread over ``shards`` files with an index."""
     tensors = weights() if tensors is None else tensors
