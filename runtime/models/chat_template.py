@@ -41,7 +41,12 @@ class ChatTemplates:
     """The chat templates of one model, by name."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], source: str) -> None:
-        """``special_tokens``: what the templates see as ``bos_token`` and so on. ``source``: what errors name."""
+        """``special_tokens``: what the templates see as ``bos_token`` and so on. ``source``: what errors name.
+
+        Raises :class:`InvalidModel` where the templates are longer than any template.
+        """
+        if sum(map(len, templates.values())) > _MAX_TEMPLATE_BYTES:
+            raise InvalidModel(f"{source}: expected chat templates of at most {_MAX_TEMPLATE_BYTES} characters")
         self.templates = MappingProxyType(dict(templates))
         self.special_tokens = MappingProxyType(dict(special_tokens))
         self.source = source

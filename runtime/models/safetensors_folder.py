@@ -21,6 +21,7 @@ from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, check_dtype
 from forebay.specs.errors import InvalidModel
 
 from .json_fields import parse_json_object, read_json_object, show
+from .json_size import check_json_size
 from .weights import COPY_AGAIN, Weights, first_few
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -167,6 +168,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """
     try:
         header, data_start, size = _read_header_bytes(file)
+        check_json_size(header, source=f"{file}: header")
         with safe_open(file, framework="numpy"):
             pass
     except FileNotFoundError as error:

@@ -13,9 +13,12 @@ from forebay.specs.errors import InvalidInput, InvalidModel
 from .chat_template import ChatTemplates, Message
 from .config import ModelConfig
 from .json_fields import show
+from .json_size import check_json_size
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 _MAX_FILE_BYTES: Final = 128 * 2**20
+_MAX_VALUES: Final = 2**20
+_BYTES_A_VALUE: Final = 8
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -46,11 +49,9 @@ class Tokenizer:
         Raises :class:`InvalidModel` where a file is missing or corrupt, or has ids the model has no embedding for.
         """
         file = folder / TOKENIZER_FILE
-        if not file.is_file():
-            raise InvalidModel(f"{file}: no such file; a model folder needs it, copy or fetch the folder again")
-        _refuse_unbounded(file)
+        content = _read_bounded(file)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:
             raise InvalidModel(f"{file}: not a valid tokenizer ({error}); copy or fetch the folder again") from error
         return cls.checked(backend, config, ChatTemplates.from_folder(folder), source=str(file))
@@ -136,11 +137,20 @@ class Tokenizer:
         return TextStream(self)
 
 
-def _refuse_unbounded(file: Path) -> None:
-    """Refuse a file that the library would read whole, and take many times its size for."""
-    size = file.stat().st_size
-    if size > _MAX_FILE_BYTES:
-        raise InvalidModel(f"{file}: {size} bytes; expected a tokenizer of at most {_MAX_FILE_BYTES} bytes")
+def _read_bounded(file: Path) -> bytes:
+    """The content of ``file``, refused where the library would make very much more of it."""
+    try:
+        size = file.stat().st_size
+        if size > _MAX_FILE_BYTES:
+            raise InvalidModel(f"{file}: {size} bytes; expected a tokenizer of at most {_MAX_FILE_BYTES} bytes")
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise InvalidModel(f"{file}: no such file; a model folder needs it, copy or fetch the folder again") from error
+    except OSError as error:
+        raise InvalidModel(f"{file}: cannot be read ({error.strerror or error})") from error
+    # Vocabularies of 256,000 tokens have more values than configurations, and several bytes to each.
+    check_json_size(content, source=str(file), allowed=_MAX_VALUES + size // _BYTES_A_VALUE)
+    return content
 
 
 class TextStream:
