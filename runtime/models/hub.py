@@ -35,12 +35,17 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_from_hub(
-    name: str, *, cache_dir: Path, endpoint: str | None = None, progress: ProgressCallback | None = None
+    name: str,
+    *,
+    cache_dir: Path,
+    endpoint: str | None = None,
+    progress: ProgressCallback | None = None,
+    force: bool = False,
 ) -> Path:
     """The folder of the model ``name`` in ``cache_dir``; only what is not there yet is downloaded.
 
     Where the hub cannot be reached, a model that is whole in ``cache_dir`` is taken as it is. ``endpoint``: the hub's
-    address; None is the library's own choice.
+    address; None is the library's own choice. ``force`` downloads everything anew.
 
     Raises:
         InvalidModel: ``name`` is no hub id.
@@ -67,6 +72,7 @@ def fetch_from_hub(
             cache_dir=cache_dir / HUB_FOLDER,
             endpoint=endpoint,
             allow_patterns=list(FILES),
+            force_download=force,
             tqdm_class=_silent_bar(tqdm, report),
         )
     # The library raises its own errors, those of its HTTP library, of its transfer library and the system's.
