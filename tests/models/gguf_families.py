@@ -22,7 +22,7 @@ ARCHITECTURES = {
 _CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
 
-def model(family: str, **changes: Any) -> PreTrainedModel:
+def random_model(family: str, **changes: Any) -> PreTrainedModel:
     """A tiny model of ``family``; ``changes`` are keys of its configuration. Biases are random too."""
     values = {key: value for key, value in tiny.CONFIG.items() if key not in {"architectures", "model_type"}}
     torch.manual_seed(3)
@@ -30,7 +30,8 @@ def model(family: str, **changes: Any) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.uniform_(-0.5, 0.5)
-    return made.eval()
+    model: PreTrainedModel = made.eval()
+    return model
 
 
 def tensors(made: PreTrainedModel, architecture: str) -> tiny.Weights:

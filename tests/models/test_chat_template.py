@@ -122,7 +122,8 @@ def write(folder: Path, config: Mapping[str, Any] | None, template: str | None =
 def test_ids_are_those_of_the_text_with_nothing_added(tiny_folder: Path, reference: PreTrainedTokenizerFast) -> None:
     tokenizer = write(tiny_folder, {"chat_template": TEMPLATES["chatml"], **SPECIAL})
     options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True}
-    theirs = reference.apply_chat_template([USER], chat_template=TEMPLATES["chatml"], return_dict=False, **options)
+    given: Any = reference.apply_chat_template([USER], chat_template=TEMPLATES["chatml"], return_dict=False, **options)
+    theirs: list[int] = given
     assert tokenizer.apply_chat_template([USER], **options) == theirs
     assert tokenizer.decode(theirs) == tokenizer.apply_chat_template([USER], add_generation_prompt=True)
 

@@ -69,10 +69,10 @@ def safetensors(header: bytes) -> Callable[[Path], Path]:
     return write
 
 
-def gguf_file(*parts: tuple[bytes, ...]) -> Callable[[Path], Path]:
+def gguf_file(entries: tuple[bytes, ...], tensors: tuple[bytes, ...] = (), data: bytes = b"") -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         file = folder / "bomb.gguf"
-        file.write_bytes(file_of(*parts))
+        file.write_bytes(file_of(entries, tensors, data))
         return file
 
     return write
@@ -94,9 +94,7 @@ BOMBS: Mapping[str, Callable[[Path], Path]] = {
     "a GGUF of short texts": gguf_file((array("a", 8, 2**20 + 1, string("ab") * (2**20 + 1)),)),
     "a GGUF of many short texts": gguf_file((array("a", 8, 2**20, string("ab") * 2**20),)),
     "a GGUF of keys": gguf_file(tuple(string(f"{i:x}") + struct.pack("<IB", 0, 1) for i in range(2**16))),
-    "a GGUF of tensors": gguf_file(
-        (), tuple(tensor(f"{i:x}", (1,), 0, 32 * i) for i in range(2**16)), (b"\0" * 2**21,)[0]
-    ),
+    "a GGUF of tensors": gguf_file((), tuple(tensor(f"{i:x}", (1,), 0, 32 * i) for i in range(2**16)), b"\0" * 2**21),
     "a GGUF of numbers": gguf_file((array("a", 0, 60 * 2**20, b"\1" * (60 * 2**20)),)),
 }
 

@@ -32,7 +32,7 @@ def config(changes: Mapping[str, Any] | None = None, *, architecture: str = "lla
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_the_configuration_is_that_of_the_model(tmp_path: Path, family: str) -> None:
-    made = gguf_families.model(
+    made = gguf_families.random_model(
         family, rms_norm_eps=3e-6, rope_parameters={"rope_type": "default", "rope_theta": 12345.0}
     )
     file = gguf_families.write(tmp_path / "x.gguf", made, family)
@@ -48,7 +48,7 @@ def test_the_configuration_is_that_of_the_model(tmp_path: Path, family: str) -> 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_sizes_are_those_transformers_reads_from_the_same_file(tmp_path: Path, family: str) -> None:
-    file = gguf_families.write(tmp_path / "x.gguf", gguf_families.model(family), family)
+    file = gguf_families.write(tmp_path / "x.gguf", gguf_families.random_model(family), family)
     theirs = load_gguf_checkpoint(file)["config"]
     ours = open_gguf(file).config
     shared = {key for key in theirs.keys() & ours.keys() if theirs[key] is not None and key != "architectures"}
@@ -135,7 +135,8 @@ def llama_cpp_divisors(factor: float, theta: float, head_dim: int) -> list[float
         else:
             smooth = (8192 / wavelength - 1) / (4 - 1)
             divisors.append(1 / ((1 - smooth) / factor + smooth))
-    return np.float32(divisors).tolist()
+    rounded: list[float] = np.array(divisors, np.float32).tolist()
+    return rounded
 
 
 @pytest.mark.parametrize(

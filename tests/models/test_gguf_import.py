@@ -72,7 +72,7 @@ def test_an_output_product_of_its_own_is_untied(tmp_path: Path) -> None:
 
 def test_a_file_generates_the_tokens_of_its_folder(tmp_path: Path) -> None:
     file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.gguf_tensors(tiny.weights()))
-    prompts = ["hello world", [5, 6, 7, 8, 9]]
+    prompts: list[str | list[int]] = ["hello world", [5, 6, 7, 8, 9]]
     with open_backend("cpu") as backend:
         results = [
             Engine(load_model(path, dtype="float32"), backend).generate(

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.integrations.gguf import convert_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from forebay.runtime.models.gguf_tokenizer import tokenizer_from_gguf
 from forebay.runtime.models.json_fields import Fields

@@ -99,7 +99,7 @@ FAMILIES = [
 def test_tensors_are_those_of_the_model_and_of_transformers_reader(
     tmp_path: Path, family: str, architecture: str, changes: dict[str, object]
 ) -> None:
-    made = gguf_families.model(family, **changes)
+    made = gguf_families.random_model(family, **changes)
     gguf_families.write(tmp_path / "x.gguf", made, architecture)
     weights = open_gguf(tmp_path / "x.gguf").weights
     original = {k: v for k, v in made.state_dict().items() if k in weights.names or not made.config.tie_word_embeddings}
@@ -113,7 +113,7 @@ def test_tensors_are_those_of_the_model_and_of_transformers_reader(
 
 
 def test_quantised_rows_are_reordered_as_they_were(tmp_path: Path) -> None:
-    made = gguf_families.model("llama")
+    made = gguf_families.random_model("llama")
     q8 = GGMLQuantizationType.Q8_0
     kinds = {"blk.0.attn_q.weight": q8, "blk.0.attn_k.weight": q8}
     gguf_families.write(tmp_path / "x.gguf", made, "llama", kinds=kinds)
