@@ -1,7 +1,7 @@
 """Chat templates: a conversation as the text a chat model was trained on, rendered as transformers renders it.
 
-A template is a program of whoever published the model. It runs in jinja's sandbox, sees plain data only, and may take a
-bounded number of steps.
+A template is a program of whoever published the model. It runs in jinja's sandbox, sees plain data only, and takes a bounded
+number of steps; operators, loops, macros and output make no text beyond a limit, though string methods and filters may.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ Message = Mapping[str, Any]
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES: Final = 2**20
 _MAX_TEXT: Final = 2**24
+_MAX_EXPONENT: Final = 64
 _MAX_STEPS: Final = 10**6
 """Loop turns and calls of one rendering; a conversation of 1,000 messages takes some ten thousand."""
 
@@ -184,22 +185,53 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja's sandbox that counts the steps of one rendering and refuses values it takes long to make."""
+    """jinja's sandbox that counts the steps and the text of one rendering and refuses values it takes long to make."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        extensions: list[type[Extension]] = [_Generation, loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=self._written)
         self._steps = 0
+        self._text = 0
         self.filters["tojson"] = _to_json
-        self.filters[_COUNTED] = self._counted
+        self.filters |= {_COUNTED: self._counted, _JOINED: self._joined}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _make_dict}
         del self.globals["lipsum"]  # any amount of text in one call
 
+    def bounded(self, tree: nodes.Template) -> nodes.Template:
+        """``tree`` with every loop and every ``~`` counted."""
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = self._through(_COUNTED, loop.iter)
+        # From the leaves up, so that what is inside a ``~`` has been dealt with when it is wrapped.
+        for parent in reversed([tree, *tree.find_all(nodes.Node)]):
+            for field, value in list(parent.iter_fields()):
+                setattr(parent, field, self._without_concat(value))
+        return tree
+
+    def _without_concat(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._without_concat(item) for item in value)
+        if isinstance(value, nodes.Concat):
+            return self._through(_JOINED, nodes.List(value.nodes, lineno=value.lineno))
+        return value
+
+    def _through(self, name: str, value: nodes.Node) -> nodes.Node:
+        return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno).set_environment(self)
+
     def step(self) -> None:
+        """Count one loop turn or call."""
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise jinja2.TemplateError(f"it takes more than {_MAX_STEPS} steps")
+
+    def _written(self, value: Any) -> Any:
+        """Count the text of one ``{{ }}``, also inside macros, which keep theirs until they end."""
+        if isinstance(value, str):
+            self._text += len(value)
+            if self._text > _MAX_TEXT:
+                raise jinja2.TemplateError(f"it writes more than {_MAX_TEXT} characters")
+        return value
 
     @jinja2.pass_context  # which also keeps jinja from evaluating it while it compiles
     def _counted(self, _context: Context, items: Any) -> Iterator[Any]:
@@ -207,38 +239,42 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self.step()
             yield item
 
+    @jinja2.pass_context
+    def _joined(self, _context: Context, items: list[Any]) -> str:
+        texts = [str(item) for item in items]
+        _refuse_long(sum(map(len, texts)))
+        return "".join(texts)
+
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.step()
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and (abs(left) > _MAX_STEPS or abs(right) > 64):
+        lengths = [len(value) for value in (left, right) if isinstance(value, (str, list, tuple))]
+        if operator == "+":
+            _refuse_long(sum(lengths))
+        elif operator == "*":
+            times = next((value for value in (left, right) if isinstance(value, int)), 0)
+            _refuse_long(sum(lengths) * times)
+        elif abs(left) > _MAX_STEPS or abs(right) > _MAX_EXPONENT:
             raise jinja2.TemplateError("a power that is too large")
-        repeated = next((v for v in (left, right) if isinstance(v, (str, list, tuple))), ())
-        times = next((v for v in (left, right) if isinstance(v, int)), 0)
-        if operator == "*" and len(repeated) * times > _MAX_TEXT:
-            raise jinja2.TemplateError("a repetition that is too long")
         return super().call_binop(context, operator, left, right)
 
 
+def _refuse_long(length: int) -> None:
+    if length > _MAX_TEXT:
+        raise jinja2.TemplateError(f"a text or list of {length}; expected at most {_MAX_TEXT}")
+
+
 _COUNTED: Final = "forebay_counted"
+_JOINED: Final = "forebay_joined"
 
 
 def _render(text: str, variables: Mapping[str, Any]) -> str:
     sandbox = _Sandbox()
-    tree = sandbox.parse(text)
-    for loop in list(tree.find_all(nodes.For)):
-        counted = nodes.Filter(loop.iter, _COUNTED, [], [], None, None)
-        loop.iter = counted.set_lineno(loop.lineno).set_environment(sandbox)
-    code = sandbox.compile(tree)
+    code = sandbox.compile(sandbox.bounded(sandbox.parse(text)))
     template = sandbox.template_class.from_code(sandbox, code, sandbox.make_globals(None))
-    pieces, size = [], 0
-    for piece in template.generate(variables):
-        size += len(piece)
-        if size > _MAX_TEXT:
-            raise jinja2.TemplateError(f"it writes more than {_MAX_TEXT} characters")
-        pieces.append(piece)
-    return "".join(pieces)
+    return template.render(variables)
 
 
 def _to_json(
