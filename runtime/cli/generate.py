@@ -24,7 +24,7 @@ from forebay.runtime.settings import Settings
 from forebay.specs.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
-    from forebay.runtime import GenerationResult
+    from forebay.runtime import GenerationResult, Model
 
 
 def generate(
@@ -35,6 +35,10 @@ def generate(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most, per prompt.")] = 64,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Each prompt is a user's message, written as the model's chat template has it."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results and report as one JSON object.")] = False,
     model: Annotated[str | None, setting_option("model", "PATH|NAME")] = None,
     backend: Annotated[str | None, setting_option("backend", "NAME[:MODE]")] = None,
@@ -78,7 +82,7 @@ def generate(
     if settings.model is None:
         raise InvalidSetting("no model; give --model PATH or NAME ('forebay model list' shows the names)")
     with progress_bars(context) as bars:
-        results, report = _run(settings, texts, max_tokens=max_tokens, ignore_eos=ignore_eos, bars=bars)
+        results, report = _run(settings, texts, chat=chat, max_tokens=max_tokens, ignore_eos=ignore_eos, bars=bars)
     failed = [f"prompt {n}: {result.error}" for n, result in enumerate(results, start=1) if result.error is not None]
     if as_json:
         prompted = zip(texts, results, strict=True)
@@ -114,7 +118,7 @@ def collect_prompts(given: Sequence[str], prompt_file: str | None) -> list[str]:
 
 
 def _run(
-    settings: Settings, texts: Sequence[str], *, max_tokens: int, ignore_eos: bool, bars: Bars
+    settings: Settings, texts: Sequence[str], *, chat: bool, max_tokens: int, ignore_eos: bool, bars: Bars
 ) -> tuple[list[GenerationResult], dict[str, Any]]:
     """Load the model, open the backend, decode, close: results in the order of the prompts, and the engine's report."""
     # Imported here because numpy, tokenizers and the model code take long, and "forebay --help" needs none of them.
@@ -126,6 +130,7 @@ def _run(
     select(settings.backend, trace.source, trace.origin, manager, Requirements.from_settings(settings))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
     model = load_model(settings=settings, progress=bars.for_bytes(str(settings.model)))
+    prompts = [_as_chat(model, text) if chat else text for text in texts]
     needs = {"head_dim": model.config.head_dim, "kv_dtype": settings.kv_dtype or model.dtype}
     require = Requirements(needs, dict.fromkeys(needs, f"model {model.name}"))
     with open_backend(settings=settings, require=require, manager=manager) as backend:
@@ -133,8 +138,15 @@ def _run(
         with Engine(model, backend, settings=settings, progress=load_progress) as engine:
             count, total = bars.for_count("generating"), len(texts) * max_tokens
             made = itertools.count(1)
-            results = engine.generate(list(texts), params, on_token=lambda _request, _token: count(next(made), total))
+            results = engine.generate(prompts, params, on_token=lambda _request, _token: count(next(made), total))
             return results, engine.report()
+
+
+def _as_chat(model: Model, text: str) -> list[int]:
+    """The token ids of a conversation of which ``text`` is the first message, up to where the answer begins."""
+    return model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True
+    )
 
 
 def _as_data(prompt: str, result: GenerationResult) -> dict[str, Any]:

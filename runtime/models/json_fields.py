@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from forebay.specs.errors import InvalidModel
+
+from .json_size import check_json_size
 
 _MAX_JSON_BYTES = 32 * 2**20
 _MAX_SHOWN = 60
@@ -35,6 +38,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 def parse_json_object(text: str | bytes, *, source: str) -> dict[str, Any]:
     """Parse ``text`` as one JSON object; repeated keys, NaN and Infinity are refused. ``source`` names it in errors."""
+    check_json_size(text, source=source)
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -47,9 +51,9 @@ def parse_json_object(text: str | bytes, *, source: str) -> dict[str, Any]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"the key {show(repeated[0])} is given more than once")
+        counts = Counter(name for name, _ in pairs)
+        repeated = min(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"the key {show(repeated)} is given more than once")
     return result
 
 

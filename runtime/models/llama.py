@@ -21,7 +21,7 @@ from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .config import ModelConfig
 from .llama_tensors import EMBEDDING, FINAL_NORM, OUTPUT, expected_tensors, layer_bias, layer_tensor
-from .safetensors_folder import SafetensorsFolder
+from .weights import Weights
 
 LoadProgress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all) while weights go to the device."""
@@ -186,7 +186,7 @@ class Llama:
 def bind_llama(
     backend: Backend,
     config: ModelConfig,
-    weights: SafetensorsFolder,
+    weights: Weights,
     *,
     dtype: str,
     max_len: int,
@@ -248,7 +248,7 @@ def bind_llama(
     )
 
 
-def _has_own_head(config: ModelConfig, weights: SafetensorsFolder) -> bool:
+def _has_own_head(config: ModelConfig, weights: Weights) -> bool:
     """Whether an output product is stored that is not the embedding, though the configuration ties them: transformers takes it."""
     if not config.tie_word_embeddings or OUTPUT not in weights.names:
         return False
