@@ -115,7 +115,7 @@ def checked_requests(
             stop,
             seed=fork_seed(seed, sample),
             priority=options.priority,
-            salt=options.cache_salt,
+            salt=f"{model.config.rope.regime(len(ids))}:{options.cache_salt}",
             deadline=None if options.deadline is None else now + options.deadline,
         )
         for sample in range(params.n)

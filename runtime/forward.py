@@ -30,13 +30,17 @@ class HostForward:
         self._table_len = table_len
         self._path = path
 
-    def chunk(self, tokens: Sequence[int], start: int, blocks: Sequence[int], *, last: bool) -> Array | None:
+    def chunk(
+        self, tokens: Sequence[int], start: int, blocks: Sequence[int], *, prompt_len: int, last: bool
+    ) -> Array | None:
         """Write the KV of ``tokens`` at positions ``start``, ``start + 1``, … into ``blocks``; earlier positions are there already.
 
-        With ``last``, the logits ``[1, vocab]`` behind the last token.
+        The first ``prompt_len`` positions are the request's prompt; later tokens it made itself, and their KV is recomputed. With
+        ``last``, the logits ``[1, vocab]`` behind the last token.
         """
         positions = np.arange(start, start + len(tokens), dtype=np.int32)[None]
-        hidden = self._pass(np.asarray(tokens, np.int32), positions, self._table([blocks]))
+        rope = self._model.prompt_rope(positions[0], prompt_len)
+        hidden = self._pass(np.asarray(tokens, np.int32), positions, self._table([blocks]), rope)
         return self._model.logits(self._backend, hidden[len(tokens) - 1 :]) if last else None
 
     def decode(self, states: Sequence[SlotState]) -> Array:
@@ -53,9 +57,16 @@ class HostForward:
             logits = b.xp.take(logits, b.to_device(np.zeros(len(draws), np.int32)))
         return self._sampler.choose(logits, draws)
 
-    def _pass(self, tokens: np.ndarray, positions: np.ndarray, table: BlockTable) -> Array:
-        """Hidden states ``[B*T, hidden]`` of tokens ``[B*T]`` at ``positions [B, T]``."""
-        b = self._backend
+    def _pass(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        table: BlockTable,
+        rope: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Array:
+        """Hidden states ``[B*T, hidden]`` of tokens ``[B*T]`` at ``positions [B, T]``; ``rope`` where the tables do not serve."""
+        b, dtype = self._backend, self._model.cos.dtype
+        turns = None if rope is None else (b.to_device(rope[0], dtype), b.to_device(rope[1], dtype))
         context = KVContext(
             pool=self._pool,
             loc=WriteLoc.paged(table, positions, table_len=self._table_len),
@@ -64,6 +75,7 @@ class HostForward:
             visible=positions[:, -1] + np.int32(1),
             batch=len(positions),
             path=self._path,
+            rope=turns,
         )
         return self._model.forward(b, b.to_device(tokens), b.to_device(positions.reshape(-1)), context)
 

@@ -10,7 +10,7 @@ from forebay.specs.errors import InvalidInput
 
 from .models.config import ModelConfig
 from .models.llama import Llama, LoadProgress, bind_llama
-from .models.model_folder import ModelFolder, open_model_folder
+from .models.model_folder import ModelFolder, open_model
 from .models.progress import ProgressCallback
 from .models.store import resolve_model
 from .models.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Model:
-    """An opened and checked model folder; weights are read when an Engine puts them on a backend."""
+    """An opened and checked model; weights are read when an Engine puts them on a backend."""
 
     name: str
     folder: ModelFolder
@@ -50,7 +50,7 @@ def load_model(
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Model:
-    """Open a model folder, or a known name such as ``smollm2-135m``, which is fetched when it is absent.
+    """Open a model folder, a GGUF file, or a name such as ``smollm2-135m``, which is fetched when it is absent.
 
     Arguments that are None come from ``settings`` (resolved from file and environment when that is None too).
 
@@ -67,4 +67,4 @@ def load_model(
     if settings.model is None:
         raise InvalidInput("load_model: no model named; give a folder or a known name (forebay model list)")
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress)
-    return Model(settings.model, open_model_folder(path), settings.dtype)
+    return Model(settings.model, open_model(path), settings.dtype)

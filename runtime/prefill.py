@@ -46,7 +46,13 @@ class DevicePrefill:
     def advance(self, request: Request, stop: int) -> Array | None:
         """Chunks of several requests may alternate."""
         tokens = request.known[request.computed : stop]
-        return self.forward.chunk(tokens, request.computed, request.blocks, last=stop == request.to_compute)
+        return self.forward.chunk(
+            tokens,
+            request.computed,
+            request.blocks,
+            prompt_len=len(request.prompt),
+            last=stop == request.to_compute,
+        )
 
 
 class HostPrefill:
@@ -80,7 +86,7 @@ class HostPrefill:
         blocks = range(first, first + -(-request.to_compute // size))
         tokens = request.known[request.computed : stop]
         last = stop == request.to_compute
-        logits = self.forward.chunk(tokens, request.computed, blocks, last=last)
+        logits = self.forward.chunk(tokens, request.computed, blocks, prompt_len=len(request.prompt), last=last)
         if last:
             HostKV.read(self._host, self._host_pool, blocks, stop).stage(self._device, self._pool, request.blocks)
             self._busy = None

@@ -58,7 +58,7 @@ class Request:
         seed: keys its draws.
         priority: higher is served earlier.
         order: its place in the queue: smaller first, ties by ``index``.
-        salt: prompts share cached KV only under one salt.
+        salt: prompts share cached KV only under one salt; where the rotary embedding depends on the prompt's length, it is part of it.
         deadline: time of the engine's clock at which it is ended, None for never.
         token_ids: tokens released so far.
         logprobs: of each of them, where they were asked for.

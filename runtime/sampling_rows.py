@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -203,4 +204,9 @@ class Draw:
 
 def expected_sampling(params: SamplingParams, seen: Seen) -> dict[str, int]:
     """What an honest sampled step reports to have consumed, by :data:`SAMPLING_FIELDS`."""
-    return {"options": digest(options_row(params)), "seen": seen.digest}
+    return {"options": _options_digest(params), "seen": seen.digest}
+
+
+@lru_cache(maxsize=4096)
+def _options_digest(params: SamplingParams) -> int:
+    return digest(options_row(params))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from forebay.specs.errors import InvalidInput
+from forebay.specs.backend import Backend
+from forebay.specs.errors import InvalidInput, Unsupported
 from forebay.specs.geometry import KVGeometry
 
 from .model import Model
@@ -26,13 +27,29 @@ def longest_sequence(settings: Settings, model: Model) -> int:
     Raises:
         InvalidInput: it is beyond the model's positions.
     """
-    limit = model.config.max_position_embeddings
+    limit = model.config.max_positions
     if settings.slots > MAX_SLOTS:
         raise InvalidInput(f"slots: got {settings.slots}, expected at most {MAX_SLOTS}")
     wanted = settings.max_len or min(limit, DEFAULT_MAX_LEN)
     if wanted > limit:
         raise InvalidInput(f"max_len: got {wanted}, the model {model.name!r} has {limit} positions")
     return wanted
+
+
+def check_windows(backend: Backend, model: Model, max_len: int) -> None:
+    """Check that ``backend`` has sliding windows if sequences of ``max_len`` tokens need them.
+
+    Raises:
+        Unsupported: they do and it has not.
+    """
+    config = model.config
+    windows = [w for w in (config.window(layer, max_len) for layer in range(config.num_layers)) if w is not None]
+    if windows and not backend.capabilities.window:
+        raise Unsupported(
+            f"model {model.name!r}: {len(windows)} of {config.num_layers} layers have a sliding window of {min(windows)} "
+            f"tokens, which backend {backend.name!r} does not support; lower max_len from {max_len} to {min(windows)} or "
+            "choose another backend"
+        )
 
 
 def pool_geometry(settings: Settings, model: Model, max_len: int) -> KVGeometry:

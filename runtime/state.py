@@ -17,7 +17,7 @@ from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
 
-from .digests import digest, digest_weights
+from .digests import digest_of, digest_weights
 from .sampling import SamplingParams
 from .sampling_rows import GREEDY_PARAMS, NOTHING_SEEN, Draw, SamplingRows, SamplingState, Seen
 
@@ -167,8 +167,8 @@ class DeviceState:
             "epoch": state.epoch,
             "limit": state.limit,
             "seed": state.seed,
-            "table": digest(self.table_row(state)),
-            "stop": digest(self.stop_row(state)),
+            "table": digest_of(state.blocks),
+            "stop": digest_of((*state.stop, *[NO_STOP] * (self.max_stop - len(state.stop)))),
         }
 
 

@@ -22,7 +22,7 @@ from forebay.runtime.settings import Settings
 from forebay.specs.errors import ForebayError, InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
-    from forebay.runtime import Engine, GenerationResult, SamplingParams
+    from forebay.runtime import Engine, GenerationResult, Model, SamplingParams
     from forebay.runtime.request import Prompt
     from forebay.runtime.streaming import Stream
 
@@ -51,6 +51,10 @@ def generate(
     ] = None,
     n: Annotated[int | None, typer.Option(help="Samples of each prompt.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Each prompt is a user's message, written as the model's chat template has it."),
+    ] = False,
     as_stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes, prompt after prompt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results and report as one JSON object.")] = False,
     report: Annotated[
@@ -82,10 +86,13 @@ def generate(
     )
     with ExitStack() as opened:
         with progress_bars(context) as bars:
-            engine = _open_engine(settings, bars, opened)
-            results = [] if as_stream else _finish(engine, texts, params, bars)
+            manager = PluginManager.discover()
+            model = _load(settings, manager, bars)
+            written: list[Prompt] = [_as_chat(model, text) if chat else text for text in texts]
+            engine = _open_engine(model, settings, manager, bars, opened)
+            results = [] if as_stream else _finish(engine, written, params, bars)
         if as_stream:  # behind the bars, which have the terminal for themselves
-            results = _print_as_it_comes(engine, texts, params)
+            results = _print_as_it_comes(engine, written, params)
         told = engine.report()
     if as_json:
         prompted = zip(texts, results, strict=True)
@@ -131,15 +138,26 @@ def _sampling_params(**given: Any) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def _open_engine(settings: Settings, bars: Bars, opened: ExitStack) -> Engine:
-    """Load the model, open the backend and make the engine; ``opened`` closes them."""
-    from forebay.runtime import Engine, load_model, open_backend
+def _load(settings: Settings, manager: PluginManager, bars: Bars) -> Model:
+    from forebay.runtime import load_model
 
-    manager = PluginManager.discover()
     trace = settings.trace("backend")
     # Before a model is fetched: a backend that cannot be had should cost nothing.
     select(settings.backend, trace.source, trace.origin, manager, Requirements.from_settings(settings))
-    model = load_model(settings=settings, progress=bars.for_bytes(str(settings.model)))
+    return load_model(settings=settings, progress=bars.for_bytes(str(settings.model)))
+
+
+def _as_chat(model: Model, text: str) -> list[int]:
+    """The token ids of a conversation of which ``text`` is the first message, up to where the answer begins."""
+    return model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True
+    )
+
+
+def _open_engine(model: Model, settings: Settings, manager: PluginManager, bars: Bars, opened: ExitStack) -> Engine:
+    """Open a backend that can serve the model, and make the engine; ``opened`` closes them."""
+    from forebay.runtime import Engine, open_backend
+
     needs = {"head_dim": model.config.head_dim, "kv_dtype": settings.kv_dtype or model.dtype}
     require = Requirements(needs, dict.fromkeys(needs, f"model {model.name}"))
     backend = opened.enter_context(open_backend(settings=settings, require=require, manager=manager))

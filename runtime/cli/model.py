@@ -19,16 +19,19 @@ MEGABYTE = 10**6
 @app.command()
 def fetch(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A known model, as 'forebay model list' shows them.")],
+    name: Annotated[
+        str, typer.Argument(help="A known model, as 'forebay model list' shows them, or a hub's org/name.")
+    ],
     cache_dir: CacheDir = None,
     force: Annotated[bool, typer.Option("--force", help="Make it anew although it is there.")] = False,
 ) -> None:
-    """Download a known model into the cache, verify and convert it, and print its folder."""
-    from forebay.runtime.models import store
+    """Download a known model, or one of a hub, into the cache, verify it, and print its folder."""
+    from forebay.runtime.models import hub, store
 
     settings = resolve_settings(context, cache_dir=cache_dir)
+    get = hub.fetch_from_hub if hub.is_hub_id(name) else store.fetch
     with progress_bars(context) as bars:
-        folder = store.fetch(name, cache_dir=settings.cache_dir, progress=bars.for_bytes(name), force=force)
+        folder = get(name, cache_dir=settings.cache_dir, progress=bars.for_bytes(name), force=force)
     print(folder)
 
 

@@ -1,19 +1,20 @@
 """What a model folder says about its model: ``config.json``, and the end-of-text ids of ``generation_config.json``.
 
-The key names, and the defaults of the keys that may be absent, are those of transformers' ``LlamaConfig``.
+The key names, and the defaults of the keys that may be absent, are those of transformers' configuration classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from forebay.specs.errors import InvalidModel, Unsupported
 
+from .families import FAMILIES, Family, Windows
 from .json_fields import Fields, read_json_object, show
+from .rope import Rope
+from .rope_config import read_rope
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -30,6 +31,13 @@ _MAX_POSITIONS: Final = 2**31 - 1
 class ModelConfig:
     """The shape and the constants of a decoder-only model; checked when made, so one in hand is consistent.
 
+    Attributes:
+        rope: the rotary embedding of every layer.
+        windows: sliding window of each layer, None where it attends to the whole context.
+        qkv_bias, output_bias, mlp_bias: whether the products of query, key and value, the product after attention, and those of
+            the feed-forward have a bias.
+        qk_norm: whether each query and key head is normed before it is turned.
+
     Raises :class:`InvalidModel` where the numbers do not go together (heads that do not divide, an odd head size, …).
     """
 
@@ -43,10 +51,14 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
+    windows: Windows
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     source: str = "ModelConfig"
@@ -63,6 +75,21 @@ class ModelConfig:
             raise InvalidModel(
                 f"{self.source}: head_dim is {self.head_dim}; expected an even number, rotary embedding turns pairs"
             )
+
+        if len(self.windows) != self.num_layers:
+            raise InvalidModel(
+                f"{self.source}: {len(self.windows)} sliding windows for {self.num_layers} layers; expected one a layer"
+            )
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the rotary embedding is made for, its scaling included."""
+        return min(self.rope.positions(self.max_position_embeddings), _MAX_POSITIONS)
+
+    def window(self, layer: int, max_len: int) -> int | None:
+        """Sliding window of ``layer``; None where no sequence of at most ``max_len`` tokens is longer than it."""
+        window = self.windows[layer]
+        return None if window is None or window >= max_len else window
 
     @property
     def group_size(self) -> int:
@@ -96,43 +123,49 @@ class ModelConfig:
     def from_fields(cls, fields: Fields, generation: Fields) -> ModelConfig:
         """The configuration that the two parsed files describe; raises as :meth:`from_folder` does."""
         model_type = fields.text("model_type")
-        read = _READERS.get(model_type)
-        if read is None:
+        family = FAMILIES.get(model_type)
+        if family is None:
             raise Unsupported(
-                f"{fields.source}: model_type is {show(model_type)}; supported: {', '.join(sorted(_READERS))}"
+                f"{fields.source}: model_type is {show(model_type)}; supported: {', '.join(sorted(FAMILIES))}"
             )
-        return read(fields, generation)
+        return _read(fields, generation, family)
 
 
-def _read_llama(fields: Fields, generation: Fields) -> ModelConfig:
+def _read(fields: Fields, generation: Fields, family: Family) -> ModelConfig:
     _refuse_unsupported(fields)
     vocab_size = fields.integer("vocab_size", maximum=_MAX_VOCAB)
     hidden_size = fields.integer("hidden_size", maximum=_MAX_WIDTH)
+    num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads", maximum=_MAX_HEADS)
+    head_dim = _head_dim(fields, family, hidden_size, num_heads)
+    max_positions = fields.integer(
+        "max_position_embeddings", maximum=_MAX_POSITIONS, default=family.max_position_embeddings
+    )
+    qkv_bias, output_bias, mlp_bias = family.biases(fields)
     bos = fields.token_ids("bos_token_id", vocab_size=vocab_size)
     return ModelConfig(
         model_type=fields.text("model_type"),
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size", maximum=_MAX_WIDTH),
-        num_layers=fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", maximum=_MAX_HEADS, default=num_heads),
-        head_dim=_head_dim(fields, hidden_size, num_heads),
-        max_position_embeddings=fields.integer("max_position_embeddings", maximum=_MAX_POSITIONS, default=2048),
+        num_kv_heads=_num_kv_heads(fields, family, num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=max_positions,
         rms_norm_eps=fields.number("rms_norm_eps", above=0.0, below=1.0, default=1e-6),
-        rope_theta=_rope_theta(fields),
+        rope=read_rope(fields, head_dim=head_dim, max_positions=max_positions),
+        windows=family.windows(fields, num_layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
         hidden_act=fields.text("hidden_act", default="silu"),
-        attention_bias=fields.flag("attention_bias", default=False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=family.qk_norm,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_eos_token_ids(fields, generation, vocab_size),
         source=fields.source,
     )
-
-
-_READERS: Final[Mapping[str, Callable[[Fields, Fields], ModelConfig]]] = MappingProxyType({"llama": _read_llama})
-"""How to read the configuration of each supported ``model_type``."""
 
 
 def _refuse_unsupported(fields: Fields) -> None:
@@ -140,21 +173,15 @@ def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act", default="silu")
     if activation != "silu":
         raise Unsupported(f"{fields.source}: hidden_act is {show(activation)}; supported: 'silu'")
-    for key in ("attention_bias", "mlp_bias"):
-        if fields.flag(key, default=False):
-            raise Unsupported(f"{fields.source}: {key} is true; supported: products without bias")
-    if fields.has("sliding_window") and fields.flag("use_sliding_window", default=True):
-        given = show(fields.raw("sliding_window"))
-        raise Unsupported(f"{fields.source}: sliding_window is {given}; supported: attention to the whole context")
     if fields.has("quantization_config"):
         raise Unsupported(
             f"{fields.source}: quantization_config is given; supported: float32, bfloat16 and float16 weights"
         )
 
 
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if fields.has("head_dim"):
-        return fields.integer("head_dim", maximum=_MAX_WIDTH)
+def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
+    if fields.has("head_dim") or family.head_dim is not None:
+        return fields.integer("head_dim", maximum=_MAX_WIDTH, default=family.head_dim)
     if hidden_size % num_heads:
         raise InvalidModel(
             f"{fields.source}: hidden_size {hidden_size} does not divide by num_attention_heads {num_heads}, "
@@ -163,25 +190,10 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _rope_theta(fields: Fields) -> float:
-    """The base of the rotary frequencies, from the top level (older files) or ``rope_parameters`` (newer ones)."""
-    places = [fields, fields.section("rope_parameters"), fields.section("rope_scaling")]
-    for place in places[1:]:
-        kind = place.text("rope_type", default=place.text("type", default="default"))
-        if kind != "default":
-            raise Unsupported(f"{place.source}: rope_type is {show(kind)}; supported: 'default'")
-    for place in places:
-        if place.number("partial_rotary_factor", above=0.0, below=1.000001, default=1.0) != 1.0:
-            given = show(place.raw("partial_rotary_factor"))
-            raise Unsupported(f"{place.source}: partial_rotary_factor is {given}; supported: 1.0")
-    given_in = [place for place in places if place.has("rope_theta")]
-    thetas = [place.number("rope_theta", above=1.0, below=1e15) for place in given_in]
-    if len(set(thetas)) > 1:
-        raise InvalidModel(
-            f"{fields.source}: rope_theta is {thetas[0]:g} at the top level and {thetas[-1]:g} in "
-            f"{given_in[-1].source.rpartition(': ')[2]}; expected the same value or only one of them"
-        )
-    return thetas[0] if thetas else 10_000.0
+def _num_kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
+    """As many as query heads where the key is null, or absent in a family that has no default of its own."""
+    own = None if fields.is_null("num_key_value_heads") else family.num_kv_heads
+    return fields.integer("num_key_value_heads", maximum=_MAX_HEADS, default=own or num_heads)
 
 
 def _eos_token_ids(fields: Fields, generation: Fields, vocab_size: int) -> tuple[int, ...]:

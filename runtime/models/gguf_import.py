@@ -1,51 +1,108 @@
-"""A GGUF file to a plain model folder: float32 safetensors, ``config.json``, ``generation_config.json``, ``tokenizer.json``."""
+"""A GGUF file as the parts of a model, and as a plain model folder for what wants one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import gguf
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from forebay.specs.errors import InvalidModel, Unsupported
+from forebay.specs.errors import InvalidModel
 
+from .chat_template import TOKENIZER_CONFIG_FILE, ChatTemplates
 from .config import CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig
 from .files import write_json
+from .gguf_config import RopeFactors, Stored, config_of, special_ids
+from .gguf_file import GGUFTensor, read_gguf
 from .gguf_tokenizer import tokenizer_from_gguf
-from .json_fields import Fields, show
-from .llama_tensors import expected_tensors
+from .gguf_weights import GGUFWeights, RotatedPairs, dequantised
+from .json_fields import Fields
+from .model_folder import check_weights
 from .progress import ProgressCallback
 from .safetensors_folder import WEIGHTS_FILE
-from .tokenizer import TOKENIZER_FILE
+from .tokenizer import TOKENIZER_FILE, Tokenizer
 
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-_MAX: Final = 2**31 - 1
 _FLOAT32_BYTES: Final = 4
+_MAX_ROPE_FACTORS: Final = 2**16
+_ROPE_TENSORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFModel:
+    """The parts of the model of one GGUF file. ``config``: what its ``config.json`` would say."""
+
+    metadata: Fields
+    config: Mapping[str, Any]
+    weights: GGUFWeights
+
+    def model_config(self) -> ModelConfig:
+        """The configuration, checked; raises as :meth:`ModelConfig.from_folder`."""
+        return ModelConfig.from_fields(
+            Fields(self.metadata.source, self.config), Fields(self.metadata.source, special_ids(self.metadata))
+        )
+
+    def tokenizer(self, config: ModelConfig) -> Tokenizer:
+        """The tokenizer with its chat templates; raises as :func:`tokenizer_from_gguf`."""
+        chat = ChatTemplates.from_fields(Fields(self.metadata.source, tokenizer_config(self.metadata)))
+        return Tokenizer.checked(tokenizer_from_gguf(self.metadata), config, chat, source=self.metadata.source)
+
+
+def open_gguf(file: Path) -> GGUFModel:
+    """Read the header of the GGUF ``file`` (the first of its shards, where there are several).
+
+    Raises:
+        InvalidModel: the file is damaged.
+        Unsupported: a version, type, architecture or rope scaling that is not implemented.
+    """
+    header = read_gguf(file)
+    metadata = Fields(str(file), header.metadata)
+    stored = {name: tensor for name, tensor in header.tensors.items() if name not in _ROPE_TENSORS}
+    divisors = {name: _divisors(header.tensors[name]) for name in _ROPE_TENSORS if name in header.tensors}
+    rope = RopeFactors(*(divisors.get(name) for name in _ROPE_TENSORS))
+    names = set(stored)
+    embedding = stored.get("token_embd.weight")
+    config = config_of(
+        metadata,
+        Stored(
+            vocab_size=embedding.shape[0] if embedding is not None else 0,
+            tied="output.weight" not in names,
+            attention_bias="blk.0.attn_q.bias" in names,
+            mlp_bias="blk.0.ffn_up.bias" in names,
+            rope=rope,
+        ),
+    )
+    # llama.cpp turns neighbouring rows in this architecture and halves in the others.
+    heads = (config["num_attention_heads"], config["num_key_value_heads"])
+    pairs = RotatedPairs(*heads) if metadata.text("general.architecture") == "llama" else None
+    return GGUFModel(metadata, config, GGUFWeights(file, stored.values(), pairs))
 
 
 def convert_gguf(file: Path, folder: Path, progress: ProgressCallback) -> None:
-    """Write the model of the GGUF ``file`` into the existing ``folder``; reports float32 bytes done.
+    """Write the model of the GGUF ``file`` into the existing ``folder``, in float32; reports bytes done.
 
     Raises:
         InvalidModel: the file is damaged, or its tensors are not those its metadata describes.
         Unsupported: an architecture, rope scaling or tokenizer that is not implemented.
         OSError: writing failed.
     """
-    reader = _open(file)
-    metadata = Fields(file.name, {key: _contents(reader, key) for key in reader.fields})
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-
-    write_json(folder / CONFIG_FILE, _config(metadata, tied="output.weight" not in stored))
-    write_json(folder / GENERATION_CONFIG_FILE, _special_ids(metadata))
-    config = ModelConfig.from_folder(folder)
-    tokenizer_from_gguf(metadata).save(str(folder / TOKENIZER_FILE))
-    write_json(folder / TOKENIZER_CONFIG_FILE, _tokenizer_config(metadata))
-
-    weights = _dequantised(file, stored, config, progress)
+    model = open_gguf(file)
+    check_weights(file, model.model_config(), model.weights)
+    write_json(folder / CONFIG_FILE, model.config)
+    write_json(folder / GENERATION_CONFIG_FILE, special_ids(model.metadata))
+    tokenizer_from_gguf(model.metadata).save(str(folder / TOKENIZER_FILE))
+    write_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_config(model.metadata))
+    shapes = {name: model.weights.shape(name) for name in model.weights.names}
+    total = sum(int(np.prod(shape)) for shape in shapes.values()) * _FLOAT32_BYTES
+    weights, done = {}, 0
+    for name, shape in shapes.items():
+        progress(done, total, "convert")
+        weights[name] = model.weights.tensor(name, shape)
+        done += weights[name].nbytes
+    progress(total, total, "convert")
     try:
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -54,122 +111,51 @@ def convert_gguf(file: Path, folder: Path, progress: ProgressCallback) -> None:
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
 
 
-def _open(file: Path) -> gguf.GGUFReader:
-    try:
-        return gguf.GGUFReader(file)
-    except (ValueError, LookupError, OverflowError) as error:
-        raise InvalidModel(f"{file}: not a readable GGUF file ({error}); fetch it again") from error
-
-
-def _contents(reader: gguf.GGUFReader, key: str) -> Any:
-    field = reader.get_field(key)
-    return field.contents() if field is not None else None
-
-
-def _config(metadata: Fields, *, tied: bool) -> dict[str, Any]:
-    """``config.json`` in transformers' terms."""
-    architecture = metadata.text("general.architecture")
-    if architecture != "llama":
-        raise Unsupported(f"{metadata.source}: architecture {show(architecture)}; supported: 'llama'")
-    scaling = metadata.text("llama.rope.scaling.type", default="none")
-    if scaling != "none":
-        raise Unsupported(f"{metadata.source}: rope scaling {show(scaling)}; supported: 'none'")
-    hidden_size = metadata.integer("llama.embedding_length", maximum=_MAX)
-    num_heads = metadata.integer("llama.attention.head_count", maximum=_MAX)
-    head_dim = metadata.integer("llama.attention.key_length", maximum=_MAX, default=max(1, hidden_size // num_heads))
-    rotated = metadata.integer("llama.rope.dimension_count", maximum=_MAX, default=head_dim)
-    if rotated != head_dim:
-        raise Unsupported(
-            f"{metadata.source}: rotary embedding over {rotated} of {head_dim} dimensions; supported: all"
-        )
-    theta = _shortest(metadata.number("llama.rope.freq_base", above=1.0, below=1e15, default=10_000.0))
-    eps = metadata.number("llama.attention.layer_norm_rms_epsilon", above=0.0, below=1.0)
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "torch_dtype": "float32",
-        "vocab_size": len(metadata.raw("tokenizer.ggml.tokens") or ()),
-        "hidden_size": hidden_size,
-        "intermediate_size": metadata.integer("llama.feed_forward_length", maximum=_MAX),
-        "num_hidden_layers": metadata.integer("llama.block_count", maximum=_MAX),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.integer("llama.attention.head_count_kv", maximum=_MAX, default=num_heads),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": metadata.integer("llama.context_length", maximum=_MAX),
-        "rms_norm_eps": _shortest(eps),
-        "rope_theta": theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": tied,
-    } | _special_ids(metadata)
-
-
-def _shortest(value: float) -> float:
-    """The shortest decimal of a value stored as float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-def _special_ids(metadata: Fields) -> dict[str, Any]:
-    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    ids = {key: metadata.raw(f"tokenizer.ggml.{name}_token_id") for key, name in names.items()}
-    return {key: value for key, value in ids.items() if value is not None}
-
-
-def _tokenizer_config(metadata: Fields) -> dict[str, Any]:
-    """What transformers needs beside ``tokenizer.json``, and the chat template."""
-    tokens = metadata.raw("tokenizer.ggml.tokens") or []
-    special = {key.removesuffix("_id"): tokens[i] for key, i in _special_ids(metadata).items() if 0 <= i < len(tokens)}
-    template = metadata.text("tokenizer.chat_template", default="")
+def tokenizer_config(metadata: Fields) -> dict[str, Any]:
+    """``tokenizer_config.json``: what transformers needs beside ``tokenizer.json``, and the chat templates."""
+    given = metadata.raw("tokenizer.ggml.tokens")
+    tokens: list[Any] = given if isinstance(given, list) else []
+    special = {name: _token(tokens, metadata.raw(f"tokenizer.ggml.{key}_token_id")) for name, key in _SPECIAL_TOKENS}
     base = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return base | special | ({"chat_template": template} if template else {})
+    return base | {name: token for name, token in special.items() if token is not None} | _templates(metadata)
 
 
-def _dequantised(
-    file: Path, stored: dict[str, gguf.ReaderTensor], config: ModelConfig, progress: ProgressCallback
-) -> dict[str, npt.NDArray[np.float32]]:
-    """Every expected tensor in float32, under its safetensors name."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
-    shapes = expected_tensors(config)
-    sources = {name: names.get_name(name, try_suffixes=(".weight",)) or name for name in shapes}
-    missing = [name for name in sources.values() if name not in stored]
-    unused = sorted(stored.keys() - set(sources.values()))
-    if missing or unused:
+_SPECIAL_TOKENS: Final = (
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("pad_token", "padding"),
+)
+
+
+def _token(tokens: list[Any], token_id: object) -> str | None:
+    """The text of a token, None where the id means none."""
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        return None
+    token = tokens[token_id]
+    return token if isinstance(token, str) else None
+
+
+def _templates(metadata: Fields) -> dict[str, Any]:
+    default = metadata.text("tokenizer.chat_template", default="")
+    names = metadata.raw("tokenizer.chat_templates")
+    if not isinstance(names, list) or not names:
+        return {"chat_template": default} if default else {}
+    named = {str(name): metadata.text(f"tokenizer.chat_template.{name}") for name in names}
+    every = ({"default": default} if default else {}) | named
+    return {"chat_template": [{"name": name, "template": template} for name, template in every.items()]}
+
+
+def _divisors(tensor: GGUFTensor) -> list[float]:
+    if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS or tensor.kind.name != "F32":
         raise InvalidModel(
-            f"{file}: {len(missing)} tensors are missing (first: {missing[:1]}) and {len(unused)} have no place in the "
-            f"model (first: {unused[:1]}); expected the {len(shapes)} tensors of its metadata"
+            f"{tensor.file}: tensor {tensor.name} is {tensor.kind.name} {list(tensor.shape)}; expected a float32 list of "
+            "half the size of a head"
         )
-    total = sum(int(np.prod(shape)) for shape in shapes.values()) * _FLOAT32_BYTES
-    weights, done = {}, 0
-    for name, shape in shapes.items():
-        progress(done, total, "convert")
-        weights[name] = _tensor(file, stored[sources[name]], name, shape, config)
-        done += weights[name].nbytes
-    progress(total, total, "convert")
-    return weights
-
-
-def _tensor(
-    file: Path, source: gguf.ReaderTensor, name: str, shape: tuple[int, ...], config: ModelConfig
-) -> npt.NDArray[np.float32]:
-    try:
-        values = np.asarray(gguf.dequantize(source.data, source.tensor_type), dtype=np.float32)
-    except NotImplementedError as error:
-        raise Unsupported(
-            f"{file}: tensor {source.name} is quantised as {source.tensor_type.name}, unknown to gguf"
-        ) from error
-    if values.shape != shape:
-        raise InvalidModel(f"{file}: tensor {source.name} has shape {list(values.shape)}; expected {list(shape)}")
-    if name.endswith("self_attn.q_proj.weight"):
-        values = _split_halves(values, config.num_heads)
-    if name.endswith("self_attn.k_proj.weight"):
-        values = _split_halves(values, config.num_kv_heads)
-    return np.ascontiguousarray(values)
-
-
-def _split_halves(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Reorder each head's rows [D, in] from pairs (0,1),(2,3),… that rotate together, as GGUF has them, to halves (i, i + D/2)."""
-    head_dim = rows.shape[0] // heads
-    return rows.reshape(heads, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+    values = dequantised(tensor)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InvalidModel(
+            f"{tensor.file}: tensor {tensor.name} has values that are not positive numbers; fetch it again"
+        )
+    divisors: list[float] = values.tolist()
+    return divisors

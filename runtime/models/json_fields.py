@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from forebay.specs.errors import InvalidModel
+
+from .json_size import check_json_size
 
 _MAX_JSON_BYTES = 32 * 2**20
 _MAX_SHOWN = 60
@@ -35,6 +38,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 def parse_json_object(text: str | bytes, *, source: str) -> dict[str, Any]:
     """Parse ``text`` as one JSON object; repeated keys, NaN and Infinity are refused. ``source`` names it in errors."""
+    check_json_size(text, source=source)
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -47,9 +51,9 @@ def parse_json_object(text: str | bytes, *, source: str) -> dict[str, Any]:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"the key {show(repeated[0])} is given more than once")
+        counts = Counter(name for name, _ in pairs)
+        repeated = min(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"the key {show(repeated)} is given more than once")
     return result
 
 
@@ -61,6 +65,10 @@ def show(value: object) -> str:
     """``value`` as an error message shows it: its repr, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class Fields:
@@ -76,6 +84,10 @@ class Fields:
     def has(self, key: str) -> bool:
         """Whether ``key`` is present and not null."""
         return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether ``key`` is present and null, which some writers use to switch off what is on by default."""
+        return key in self._values and self._values[key] is None
 
     def raw(self, key: str) -> Any:
         """The value of ``key`` as it was parsed, ``None`` where it is absent."""
@@ -100,9 +112,27 @@ class Fields:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < below:
+        if not _is_number(value) or not above < value < below:
             raise self.invalid(key, f"a number above {above:g} and below {below:g}")
         return float(value)
+
+    def number_from(self, key: str, *, minimum: float, maximum: float, default: float | None = None) -> float:
+        """A finite number from ``minimum`` to ``maximum``, both included."""
+        value = self._values.get(key)
+        if value is None and default is not None:
+            return default
+        if not _is_number(value) or not minimum <= value <= maximum:
+            raise self.invalid(key, f"a number from {minimum:g} to {maximum:g}")
+        return float(value)
+
+    def numbers(self, key: str, *, length: int, above: float, below: float) -> tuple[float, ...]:
+        """A list of ``length`` finite numbers strictly between ``above`` and ``below``."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or not all(_is_number(value) and above < value < below for value in values):
+            raise self.invalid(key, f"a list of numbers above {above:g} and below {below:g}")
+        if len(values) != length:
+            raise InvalidModel(f"{self.source}: {key} has {len(values)} numbers; expected {length}")
+        return tuple(float(value) for value in values)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""

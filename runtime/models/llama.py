@@ -1,4 +1,4 @@
-"""The Llama family, written once against a backend's array namespace.
+"""The Llama families (Llama, Mistral, Qwen2, Qwen3), written once against a backend's array namespace.
 
 ``forward`` is the only definition of the model: prefill, eager decode and the captured step all call it. It creates no arrays;
 constants are Buffers made by :func:`bind_llama` before any capture.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forebay.specs.array_namespace import ArrayNamespace
 from forebay.specs.attention import AttentionParams
 from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
@@ -19,23 +20,49 @@ from forebay.specs.segment import Buffer
 from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .config import ModelConfig
-from .llama_tensors import EMBEDDING, FINAL_NORM, OUTPUT, expected_tensors, layer_tensor
-from .safetensors_folder import SafetensorsFolder
+from .llama_tensors import EMBEDDING, FINAL_NORM, OUTPUT, expected_tensors, layer_bias, layer_tensor
+from .weights import Weights
 
 LoadProgress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all) while weights go to the device."""
 
 
 @dataclass(frozen=True)
+class Projection:
+    """A product of a layer: weight ``[out, in]``, bias ``[out]`` or None."""
+
+    weight: Buffer
+    bias: Buffer | None
+
+    def __call__(self, xp: ArrayNamespace, x: Array) -> Array:
+        """``x @ weight.T + bias`` of ``x [N, in]``."""
+        return xp.linear(x, self.weight.get(), None if self.bias is None else self.bias.get())
+
+
+@dataclass(frozen=True)
 class Layer:
-    """Weights of one layer; products are ``[out, in]``. Query, key and value share one product, gate and up another."""
+    """Weights of one layer. Query, key and value share one product, gate and up another.
+
+    ``q_norm`` and ``k_norm`` ``[D]`` are None in families that do not norm their heads; ``attention`` has the layer's window.
+    """
 
     input_norm: Buffer
-    qkv: Buffer
-    output: Buffer
+    qkv: Projection
+    q_norm: Buffer | None
+    k_norm: Buffer | None
+    output: Projection
     mlp_norm: Buffer
-    gate_up: Buffer
-    down: Buffer
+    gate_up: Projection
+    down: Projection
+    attention: AttentionParams
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Every Buffer of the layer."""
+        products = (self.qkv, self.output, self.gate_up, self.down)
+        optional = (self.q_norm, self.k_norm, *(product.bias for product in products))
+        held = (buffer for buffer in optional if buffer is not None)
+        return (self.input_norm, self.mlp_norm, *(product.weight for product in products), *held)
 
 
 @dataclass(frozen=True)
@@ -48,6 +75,7 @@ class KVContext:
         visible: int32 ``[B]``, keys the last query of each sequence sees.
         batch: B; a pass over N rows has query_len N / B.
         path: ``direct`` or ``gather``.
+        rope: cos and sin ``[N, D/2]`` of the rows, as :meth:`Llama.prompt_rope` gives them; None takes them from the tables.
     """
 
     pool: Pool
@@ -57,22 +85,15 @@ class KVContext:
     visible: Array
     batch: int
     path: str
-
-
-def rope_tables(config: ModelConfig, length: int) -> tuple[HostArray, HostArray]:
-    """cos and sin float32 ``[length, D/2]`` of ``position * theta^(-2i/D)`` (Su et al. 2021).
-
-    Computed in float32 as transformers does, so that angles at large positions round alike.
-    """
-    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    inverse = (np.float32(1.0) / np.float32(config.rope_theta) ** exponent).astype(np.float32)
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse[None, :]
-    return np.cos(angles), np.sin(angles)
+    rope: tuple[Array, Array] | None = None
 
 
 @dataclass(frozen=True)
 class Llama:
-    """A Llama-family model whose weights are on a backend."""
+    """A Llama-family model whose weights are on a backend.
+
+    Row p of the tables ``cos, sin [max_len, D/2]`` holds the angles of position p in a sequence of p + 1 tokens.
+    """
 
     config: ModelConfig
     max_len: int
@@ -86,8 +107,19 @@ class Llama:
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """Every Buffer a step reads."""
-        weights = (b for layer in self.layers for b in vars(layer).values())
+        weights = (buffer for layer in self.layers for buffer in layer.buffers)
         return tuple(dict.fromkeys((self.embedding, *weights, self.final_norm, self.head, self.cos, self.sin)))
+
+    def prompt_rope(self, positions: HostArray, prompt_len: int) -> tuple[HostArray, HostArray] | None:
+        """cos and sin float32 ``[N, D/2]`` for rows at ``positions [N]`` of a sequence whose prompt has ``prompt_len`` tokens.
+
+        Where the rotary embedding depends on length, the rows of a prompt are turned as if it were seen all at once, however it
+        is cut into passes; later rows are turned as they were when they were decoded. None where the tables serve.
+        """
+        rope = self.config.rope
+        if rope.regime(prompt_len) == rope.regime(1):
+            return None
+        return rope.cos_sin(self.config.head_dim, positions, np.maximum(positions + 1, prompt_len))
 
     def forward(self, backend: Backend, tokens: Array, positions: Array, kv: KVContext) -> Array:
         """Hidden state ``[N, hidden]`` after the last norm, of ``tokens`` int32 ``[N]`` at ``positions`` int32 ``[N]``.
@@ -96,31 +128,32 @@ class Llama:
         they write nothing and see nothing.
         """
         xp = backend.xp
-        bounded = xp.clip(positions, 0, self.max_len - 1)
-        cos, sin = xp.take(self.cos.get(), bounded), xp.take(self.sin.get(), bounded)
+        cos, sin = self._table_rows(xp, positions) if kv.rope is None else kv.rope
         # A damaged token must not address memory outside the table; its receipt shows the token as it was consumed.
         x = xp.take(self.embedding.get(), xp.clip(tokens, 0, self.config.vocab_size - 1))
         for index, layer in enumerate(self.layers):
             h = xp.rms_norm(x, layer.input_norm.get(), self.config.rms_norm_eps)
             x = x + self._attention(backend, index, layer, h, cos, sin, kv)
             h = xp.rms_norm(x, layer.mlp_norm.get(), self.config.rms_norm_eps)
-            x = x + self._feed_forward(backend, layer, h)
+            x = x + self._feed_forward(xp, layer, h)
         return xp.rms_norm(x, self.final_norm.get(), self.config.rms_norm_eps)
 
     def logits(self, backend: Backend, hidden: Array) -> Array:
         """``[N, vocab]`` of ``hidden [N, hidden]``."""
         return backend.xp.linear(hidden, self.head.get())
 
+    def _table_rows(self, xp: ArrayNamespace, positions: Array) -> tuple[Array, Array]:
+        bounded = xp.clip(positions, 0, self.max_len - 1)
+        return xp.take(self.cos.get(), bounded), xp.take(self.sin.get(), bounded)
+
     def _attention(
         self, backend: Backend, index: int, layer: Layer, h: Array, cos: Array, sin: Array, kv: KVContext
     ) -> Array:
         xp, c = backend.xp, self.config
         rows = xp.shape(h)[0]
-        qkv = xp.linear(h, layer.qkv.get())
-        heads = xp.reshape(qkv, (rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim))
-        turned = xp.rope(heads[:, : c.num_heads + c.num_kv_heads], cos, sin)
-        q, k, v = turned[:, : c.num_heads], turned[:, c.num_heads :], heads[:, c.num_heads + c.num_kv_heads :]
-        kv.pool.write(index, kv.loc, k, v)
+        heads = xp.reshape(layer.qkv(xp, h), (rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim))
+        q, k = self._turned(xp, layer, heads, cos, sin)
+        kv.pool.write(index, kv.loc, k, heads[:, c.num_heads + c.num_kv_heads :])
         out = backend.paged_decode(
             xp.reshape(q, (kv.batch, rows // kv.batch, c.num_heads, c.head_dim)),
             kv.pool,
@@ -128,21 +161,32 @@ class Llama:
             kv.table,
             kv.visible,
             table_len=kv.table_len,
-            params=AttentionParams(),
+            params=layer.attention,
             path=kv.path,
         )
-        return xp.linear(xp.reshape(out, (rows, c.query_size)), layer.output.get())
+        return layer.output(xp, xp.reshape(out, (rows, c.query_size)))
 
-    def _feed_forward(self, backend: Backend, layer: Layer, h: Array) -> Array:
-        xp, inner = backend.xp, self.config.intermediate_size
-        gate_up = xp.linear(h, layer.gate_up.get())
-        return xp.linear(xp.silu_mul(gate_up[:, :inner], gate_up[:, inner:]), layer.down.get())
+    def _turned(self, xp: ArrayNamespace, layer: Layer, heads: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+        """Query ``[N, Hq, D]`` and key ``[N, Hkv, D]`` of ``heads [N, Hq + 2 Hkv, D]``, normed where the family does, and turned."""
+        c, eps = self.config, self.config.rms_norm_eps
+        both = heads[:, : c.num_heads + c.num_kv_heads]
+        if layer.q_norm is None or layer.k_norm is None:
+            turned = xp.rope(both, cos, sin)
+            return turned[:, : c.num_heads], turned[:, c.num_heads :]
+        q = xp.rms_norm(both[:, : c.num_heads], layer.q_norm.get(), eps)
+        k = xp.rms_norm(both[:, c.num_heads :], layer.k_norm.get(), eps)
+        return xp.rope(q, cos, sin), xp.rope(k, cos, sin)
+
+    def _feed_forward(self, xp: ArrayNamespace, layer: Layer, h: Array) -> Array:
+        inner = self.config.intermediate_size
+        gate_up = layer.gate_up(xp, h)
+        return layer.down(xp, xp.silu_mul(gate_up[:, :inner], gate_up[:, inner:]))
 
 
 def bind_llama(
     backend: Backend,
     config: ModelConfig,
-    weights: SafetensorsFolder,
+    weights: Weights,
     *,
     dtype: str,
     max_len: int,
@@ -154,6 +198,8 @@ def bind_llama(
         InvalidModel: a tensor is missing or misshapen.
     """
     shapes = expected_tensors(config)
+    if _has_own_head(config, weights):
+        shapes[OUTPUT] = shapes[EMBEDDING]
     done = 0
 
     def tensor(*names: str) -> Buffer:
@@ -166,27 +212,45 @@ def bind_llama(
         return made
 
     def layer(index: int) -> Layer:
-        def part(*parts: str) -> Buffer:
-            return tensor(*(layer_tensor(index, p) for p in parts))
+        def norm(part: str) -> Buffer:
+            return tensor(layer_tensor(index, part))
+
+        def product(*parts: str, bias: bool) -> Projection:
+            return Projection(
+                weight=tensor(*(layer_tensor(index, part) for part in parts)),
+                bias=tensor(*(layer_bias(index, part) for part in parts)) if bias else None,
+            )
 
         return Layer(
-            input_norm=part("input_layernorm"),
-            qkv=part("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            output=part("self_attn.o_proj"),
-            mlp_norm=part("post_attention_layernorm"),
-            gate_up=part("mlp.gate_proj", "mlp.up_proj"),
-            down=part("mlp.down_proj"),
+            input_norm=norm("input_layernorm"),
+            qkv=product("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias=config.qkv_bias),
+            q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
+            k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
+            output=product("self_attn.o_proj", bias=config.output_bias),
+            mlp_norm=norm("post_attention_layernorm"),
+            gate_up=product("mlp.gate_proj", "mlp.up_proj", bias=config.mlp_bias),
+            down=product("mlp.down_proj", bias=config.mlp_bias),
+            attention=AttentionParams(window=config.window(index, max_len)),
         )
 
     embedding = tensor(EMBEDDING)
-    cos, sin = rope_tables(config, max_len)
+    positions = np.arange(max_len, dtype=np.int32)
+    cos, sin = config.rope.cos_sin(config.head_dim, positions, positions + 1)
     return Llama(
         config=config,
         max_len=max_len,
         embedding=embedding,
         layers=tuple(layer(i) for i in range(config.num_layers)),
         final_norm=tensor(FINAL_NORM),
-        head=embedding if config.tie_word_embeddings else tensor(OUTPUT),
+        head=tensor(OUTPUT) if OUTPUT in shapes else embedding,
         cos=backend.buffer("rope.cos", cos, dtype),
         sin=backend.buffer("rope.sin", sin, dtype),
     )
+
+
+def _has_own_head(config: ModelConfig, weights: Weights) -> bool:
+    """Whether an output product is stored that is not the embedding, though the configuration ties them: transformers takes it."""
+    if not config.tie_word_embeddings or OUTPUT not in weights.names:
+        return False
+    shape = (config.vocab_size, config.hidden_size)
+    return not np.array_equal(weights.tensor(EMBEDDING, shape), weights.tensor(OUTPUT, shape))

@@ -8,7 +8,7 @@ data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +21,14 @@ from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, check_dtype
 from forebay.specs.errors import InvalidModel
 
 from .json_fields import parse_json_object, read_json_object, show
+from .json_size import check_json_size
+from .weights import COPY_AGAIN, Weights, first_few
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
 _LENGTH_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 32 * 2**20
-_MAX_NAMED: Final = 5
-_AGAIN: Final = "copy or fetch the model again"
 
 _STORED: Final[Mapping[str, np.dtype[Any]]] = {
     "F32": np.dtype("<f4"),
@@ -49,7 +49,7 @@ class StoredTensor:
     nbytes: int
 
 
-class SafetensorsFolder:
+class SafetensorsFolder(Weights):
     """The weights of one model folder. Holds no open file; arrays it hands out map the file where no conversion is needed."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class SafetensorsFolder:
         Raises :class:`InvalidModel` where there are no weights, a header is damaged, or the index and the shards
         disagree.
         """
-        self.folder = folder
+        super().__init__(folder)
         self._tensors = _read_folder(folder)
 
     @property
@@ -71,36 +71,8 @@ class SafetensorsFolder:
         """Bytes of all stored tensors together."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that every ``expected`` tensor is stored, with its shape and in a dtype that can be read.
-
-        Raises :class:`InvalidModel` that names the first few that are missing and how many there are, else the first
-        that is wrong.
-        """
-        missing = [name for name in expected if name not in self._tensors]
-        if missing:
-            raise InvalidModel(
-                f"{self.folder}: {len(missing)} of {len(expected)} expected tensors are missing: "
-                f"{_first_few(missing)}; the weights do not belong to this configuration or are incomplete: {_AGAIN}"
-            )
-        for name, shape in expected.items():
-            self._checked(name, shape)
-
-    def unexpected(self, expected: Iterable[str]) -> tuple[str, ...]:
-        """The names of stored tensors that are not among ``expected``."""
-        known = set(expected)
-        return tuple(name for name in self._tensors if name not in known)
-
     def tensor(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
-        """The tensor ``name``, which must have ``shape``, as a C-contiguous array of ``dtype`` ``"float32"`` or ``"bfloat16"``.
-
-        bfloat16 comes as uint16 bit patterns, rounded to nearest even where the stored values are wider. Where the
-        stored dtype is the one asked for the array is a read-only view of the mapped file, else a fresh array.
-
-        Raises:
-            InvalidModel: the tensor is missing, has another shape or a dtype that cannot be read, or its file has changed.
-            InvalidInput: ``dtype`` is another one.
-        """
+        """As :meth:`Weights.tensor`."""
         check_dtype(dtype, ("float32", "bfloat16"), "weight dtype")
         stored = self._checked(name, shape)
         values = _map(stored, name)
@@ -108,14 +80,18 @@ class SafetensorsFolder:
             return bfloat16_values(values) if stored.dtype == "BF16" else values.astype(np.float32, copy=False)
         return values if stored.dtype == "BF16" else bfloat16_bits(values.astype(np.float32, copy=False))
 
+    def check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check that ``name`` is stored, with ``shape`` and in a dtype that can be read."""
+        self._checked(name, shape)
+
     def _checked(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored = self._tensors.get(name)
         if stored is None:
-            raise InvalidModel(f"{self.folder}: tensor {show(name)} is missing; {_AGAIN}")
+            raise InvalidModel(f"{self.source}: tensor {show(name)} is missing; {COPY_AGAIN}")
         if stored.shape != tuple(shape):
             raise InvalidModel(
                 f"{stored.file}: tensor {show(name)} has shape {list(stored.shape)}; the configuration expects "
-                f"{list(shape)}; the weights belong to another configuration: {_AGAIN}"
+                f"{list(shape)}; the weights belong to another configuration: {COPY_AGAIN}"
             )
         if stored.dtype not in _STORED:
             raise InvalidModel(
@@ -129,7 +105,7 @@ def _map(stored: StoredTensor, name: str) -> npt.NDArray[Any]:
     try:
         mapped = np.memmap(stored.file, dtype=np.uint8, mode="r", offset=stored.offset, shape=(stored.nbytes,))
     except (OSError, ValueError) as error:
-        raise InvalidModel(f"{stored.file}: tensor {show(name)} cannot be read ({error}); {_AGAIN}") from error
+        raise InvalidModel(f"{stored.file}: tensor {show(name)} cannot be read ({error}); {COPY_AGAIN}") from error
     values = mapped.view(np.ndarray).view(_STORED[stored.dtype]).reshape(stored.shape)
     # The format asks for aligned data without demanding it; kernels and foreign libraries do demand it.
     return values if values.flags.aligned else values.copy()
@@ -143,7 +119,8 @@ def _read_folder(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX_FILE).exists():
         return _read_shards(folder)
     others = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".gguf", ".safetensors"})
-    hint = f" (it has {_first_few(others)}: convert or rename the weights)" if others else ""
+    advice = "give the GGUF file itself" if others and others[0].endswith(".gguf") else "convert or rename the weights"
+    hint = f" (it has {first_few(others)}: {advice})" if others else ""
     raise InvalidModel(f"{folder}: has neither {WEIGHTS_FILE} nor {INDEX_FILE}{hint}; expected a model folder")
 
 
@@ -164,10 +141,19 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     lost = [name for name, shard in weight_map.items() if name not in headers[shard]]
     if lost:
         raise InvalidModel(
-            f"{index_file}: {len(lost)} tensors are not in the shard it names: {_first_few(lost)}; "
-            f"index and shards do not belong together: {_AGAIN}"
+            f"{index_file}: {len(lost)} tensors are not in the shard it names: {first_few(lost)}; "
+            f"index and shards do not belong together: {COPY_AGAIN}"
         )
-    return {name: headers[shard][name] for name, shard in weight_map.items()}
+    tensors: dict[str, StoredTensor] = {}
+    for shard, header in headers.items():
+        repeated = sorted(tensors.keys() & header.keys())
+        if repeated:
+            raise InvalidModel(
+                f"{folder / shard}: {len(repeated)} tensors are in {tensors[repeated[0]].file.name} too: "
+                f"{first_few(repeated)}; expected each in one shard: {COPY_AGAIN}"
+            )
+        tensors |= header
+    return tensors
 
 
 def _is_plain_file_name(name: object) -> bool:
@@ -182,14 +168,15 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """
     try:
         header, data_start, size = _read_header_bytes(file)
+        check_json_size(header, source=f"{file}: header")
         with safe_open(file, framework="numpy"):
             pass
     except FileNotFoundError as error:
-        raise InvalidModel(f"{file}: no such file; {_AGAIN}") from error
+        raise InvalidModel(f"{file}: no such file; {COPY_AGAIN}") from error
     except OSError as error:
         raise InvalidModel(f"{file}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise InvalidModel(f"{file}: truncated or corrupt safetensors file ({error}); {_AGAIN}") from error
+        raise InvalidModel(f"{file}: truncated or corrupt safetensors file ({error}); {COPY_AGAIN}") from error
     entries = parse_json_object(header, source=f"{file}: header")
     entries.pop("__metadata__", None)
     return {name: _stored_tensor(file, name, entry, data_start, size) for name, entry in entries.items()}
@@ -204,10 +191,10 @@ def _read_header_bytes(file: Path) -> tuple[bytes, int, int]:
         if available < 0 or length > available:
             raise InvalidModel(
                 f"{file}: truncated or corrupt safetensors file: {size} bytes, of which the header alone claims "
-                f"{length + _LENGTH_BYTES}; {_AGAIN}"
+                f"{length + _LENGTH_BYTES}; {COPY_AGAIN}"
             )
         if length > _MAX_HEADER_BYTES:
-            raise InvalidModel(f"{file}: header of {length} bytes; expected at most {_MAX_HEADER_BYTES}; {_AGAIN}")
+            raise InvalidModel(f"{file}: header of {length} bytes; expected at most {_MAX_HEADER_BYTES}; {COPY_AGAIN}")
         return stream.read(length), _LENGTH_BYTES + length, size
 
 
@@ -220,11 +207,6 @@ def _stored_tensor(file: Path, name: str, entry: Mapping[str, Any], data_start: 
     if not whole or begin < 0 or end < begin or data_start + end > size:
         raise InvalidModel(
             f"{file}: tensor {show(name)} of {stored.dtype} {list(stored.shape)} is said to lie at bytes {begin} to "
-            f"{end} of {size - data_start}; {_AGAIN}"
+            f"{end} of {size - data_start}; {COPY_AGAIN}"
         )
     return stored
-
-
-def _first_few(names: list[str]) -> str:
-    rest = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")

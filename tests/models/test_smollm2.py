@@ -27,7 +27,7 @@ def test_the_configuration_is_smollm2s(model: ModelFolder) -> None:
         49152,
     )
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
-    assert (config.rope_theta, config.rms_norm_eps, config.tie_word_embeddings) == (100_000.0, 1e-5, True)
+    assert (config.rope.theta, config.rms_norm_eps, config.tie_word_embeddings) == (100_000.0, 1e-5, True)
     assert config.eos_token_ids == (2,)
 
 
@@ -66,3 +66,19 @@ def test_transformers_reads_the_folder_and_gives_the_reference_tokens(
     assert output[0, ids.shape[1] :].tolist() == item["output_ids"][:count]
     tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)
     assert [tokenizer(entry["prompt"])["input_ids"] for entry in golden] == [entry["prompt_ids"] for entry in golden]
+
+
+@pytest.mark.parametrize("add_generation_prompt", [False, True])
+def test_its_chat_template_gives_the_text_and_ids_of_transformers(
+    model: ModelFolder, smollm2_folder: Path, add_generation_prompt: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(smollm2_folder)
+    user, answer = {"role": "user", "content": "What is 2 + 2?\n"}, {"role": "assistant", "content": "4"}
+    for messages in ([user], [{"role": "system", "content": "Be brief."}, user], [user, answer, user]):
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        text = model.tokenizer.apply_chat_template(messages, **options)
+        assert text == reference.apply_chat_template(messages, tokenize=False, **options)
+        ids = model.tokenizer.apply_chat_template(messages, tokenize=True, **options)
+        assert ids == reference.apply_chat_template(messages, tokenize=True, return_dict=False, **options)

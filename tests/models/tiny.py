@@ -45,6 +45,8 @@ CONFIG: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 
+TOKENIZER_KEYS = ("model", "pre", "tokens", "token_type", "merges")
+
 Weights = dict[str, npt.NDArray[Any]]
 
 
@@ -71,6 +73,28 @@ def tokenizer_metadata(**changes: Any) -> Fields:
     return Fields("tiny.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 
+PIECES = (
+    "▁", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "hell", "hello", "▁hello", "▁w", "or", "▁wor", "▁world", "ld", "▁▁",
+)  # fmt: skip
+
+
+def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
+    """A small SentencePiece vocabulary with every byte; scores fall with the rank as SentencePiece's do."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    values = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * len(PIECES)],
+        "scores": [0.0] * 259 + [float(-i) for i in range(len(PIECES))],
+        "merges": ...,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    } | changes
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
 def write_folder(folder: Path, tensors: Weights | None = None, *, shards: int = 0) -> Path:
     """Write the tiny model as a folder, its tensors in one file or spread over ``shards`` files with an index."""
     tensors = weights() if tensors is None else tensors
@@ -91,7 +115,7 @@ def write_folder(folder: Path, tensors: Weights | None = None, *, shards: int = 
 
 def rotate_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """Reorder each head's rows as GGUF files have them: row i of the first half, then row i of the second, for each i."""
-    per_head = rows.reshape(heads, -1, rows.shape[1])
+    per_head = rows.reshape(heads, -1, *rows.shape[1:])
     half = per_head.shape[1] // 2
     ordered = [row for head in per_head for i in range(half) for row in (head[i], head[i + half])]
     return np.stack(ordered)
@@ -111,39 +135,71 @@ def gguf_tensors(tensors: Weights) -> Weights:
     return result
 
 
-def write_gguf(file: Path, tensors: Weights, *, quantise: str = "", rope_scaling: str = "") -> Path:
-    """Write a GGUF file; the tensor whose GGUF name is ``quantise`` is stored as Q8_0."""
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(CONFIG["max_position_embeddings"])
-    writer.add_embedding_length(CONFIG["hidden_size"])
-    writer.add_block_count(CONFIG["num_hidden_layers"])
-    writer.add_feed_forward_length(CONFIG["intermediate_size"])
-    writer.add_head_count(CONFIG["num_attention_heads"])
-    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
-    writer.add_rope_freq_base(CONFIG["rope_parameters"]["rope_theta"])
-    if rope_scaling:
-        writer.add_string("llama.rope.scaling.type", rope_scaling)
-    metadata = tokenizer_metadata()
-    writer.add_tokenizer_model(metadata.text("tokenizer.ggml.model"))
-    writer.add_tokenizer_pre(metadata.text("tokenizer.ggml.pre"))
-    writer.add_token_list(metadata.raw("tokenizer.ggml.tokens"))
-    writer.add_token_types(metadata.raw("tokenizer.ggml.token_type"))
-    writer.add_token_merges(metadata.raw("tokenizer.ggml.merges"))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template("{{ messages }}")
+def gguf_metadata(architecture: str = "llama", config: Mapping[str, Any] = CONFIG) -> dict[str, Any]:
+    """The metadata of a model of ``config`` (keys of config.json) with the tiny tokenizer."""
+    own = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }
+    tokenizer = {
+        **{key: tokenizer_metadata().raw(key) for key in map("tokenizer.ggml.{}".format, TOKENIZER_KEYS)},
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    return {f"{architecture}.{key}": value for key, value in own.items()} | tokenizer
+
+
+def write_gguf(
+    file: Path,
+    tensors: Weights,
+    *,
+    architecture: str = "llama",
+    metadata: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    shards: int = 1,
+) -> Path:
+    """Write a GGUF file; ``metadata`` changes keys (``...`` leaves one out), ``kinds`` names how tensors are quantised.
+
+    A tensor of bytes is stored as it is, as blocks of its kind. Returns the file, of several ``shards`` the first.
+    """
+    most = -(-len(tensors) // shards) if shards > 1 else 0
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=most)
+    for key, value in (gguf_metadata() | dict(metadata or {})).items():
+        if value is not ...:
+            _add(writer, key, value)
     for name, values in tensors.items():
-        if name == quantise:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        kind = (kinds or {}).get(name)
+        if kind is None or values.dtype == np.uint8:
+            writer.add_tensor(name, values, raw_dtype=kind)
         else:
-            writer.add_tensor(name, values)
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return file if shards == 1 else file.with_name(f"{file.stem}-00001-of-{shards:05}.gguf")
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
 
 
 def write_wheel(folder: Path) -> tuple[Path, KnownModel]:
