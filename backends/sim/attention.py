@@ -35,6 +35,10 @@ class Call:
     softcap: float | None
     path: str
 
+    def reach(self, plan: Plan) -> int:
+        """Positions the table has blocks for."""
+        return self.table_len * plan.geometry.block_size
+
 
 def paged_decode(outs: list[View], ins: list[View | None], plan: Plan, call: Call) -> None:
     """Outs: out ``[B, T, Hq, Dv]``, LSE ``[B, T, Hq]``, the count of invalid entries. Ins: q, table, visible, sinks, storage."""
@@ -56,10 +60,11 @@ def paged_decode(outs: list[View], ins: list[View | None], plan: Plan, call: Cal
             continue
         first = min(start for start, end in spans if end > 0)
         pages = _pages(table_view.bits[b], first, last, plan, call)
-        invalid += int((pages[1] < 0).sum())
+        columns = -(-last // plan.geometry.block_size) - first // plan.geometry.block_size
+        invalid += int((pages[1] < 0).sum()) + columns - len(pages[1])
         tile = _lookup(views, pages, plan)
         if call.path == "gather":
-            tile = _gathered(tile, first, last)
+            tile = _gathered(tile, first, min(last, call.reach(plan)))
         for t, (start, end) in enumerate(spans):
             if end > 0:
                 out[b, t], lse[b, t] = _attend(q[b, t], tile, start, end, plan, call, sinks)
@@ -69,13 +74,11 @@ def paged_decode(outs: list[View], ins: list[View | None], plan: Plan, call: Cal
 
 
 def _pages(table: HostArray, first: int, last: int, plan: Plan, call: Call) -> tuple[int, HostArray]:
-    """(first column, block of each column that the positions reach; -1 where there is none)."""
+    """(first column, block of each column that the positions reach and the table has; -1 where it is no block of the pool)."""
     g = plan.geometry
-    low, high = first // g.block_size, -(-last // g.block_size)
-    blocks = np.full(high - low, -1, np.int64)
-    held = table[low : max(min(high, call.table_len), low)].astype(np.int64)
-    blocks[: len(held)] = np.where((held >= plan.first_block) & (held < g.num_blocks), held, -1)
-    return low, blocks
+    low, high = first // g.block_size, min(-(-last // g.block_size), call.table_len)
+    held = table[low : max(high, low)].astype(np.int64)
+    return low, np.where((held >= plan.first_block) & (held < g.num_blocks), held, -1)
 
 
 def _lookup(views: Rows, pages: tuple[int, HostArray], plan: Plan) -> Tile:
@@ -97,7 +100,7 @@ def _lookup(views: Rows, pages: tuple[int, HostArray], plan: Plan) -> Tile:
 
 
 def _gathered(tile: Tile, first: int, last: int) -> Tile:
-    k, v = tile(first, last)
+    k, v = tile(first, max(first, last))
     return lambda low, high: (
         np.ascontiguousarray(k[:, low - first : high - first]),
         np.ascontiguousarray(v[:, low - first : high - first]),
@@ -107,15 +110,20 @@ def _gathered(tile: Tile, first: int, last: int) -> Tile:
 def _attend(
     q: HostArray, tile: Tile, start: int, end: int, plan: Plan, call: Call, sinks: HostArray | None
 ) -> Rows:
-    """One query ``[Hq, D]`` over positions ``start`` to ``end - 1``: out ``[Hq, Dv]`` and LSE ``[Hq]``."""
+    """One query ``[Hq, D]`` over positions ``start`` to ``end - 1``: out ``[Hq, Dv]`` and LSE ``[Hq]``.
+
+    Positions behind the table's end are rows of zeros, however many there are: each has the score 0 and adds nothing to the output.
+    """
     g = plan.geometry
     grouped = q.reshape(g.num_kv_heads, -1, g.key_dim).copy()
     shape = grouped.shape[:2]
     peak = np.full(shape, -np.inf, np.float32) if sinks is None else sinks.reshape(shape).copy()
     weight = np.zeros(shape, np.float32) if sinks is None else np.ones(shape, np.float32)
     acc = np.zeros((*shape, g.value_dim), np.float32)
-    for low in range(start - start % TILE, end, TILE):
-        k, v = tile(max(low, start), min(low + TILE, end))
+    held = max(min(end, call.reach(plan)), start)
+    first = start - start % TILE if held > start else held
+    for low in range(first, held, TILE):
+        k, v = tile(max(low, start), min(low + TILE, held))
         scores = np.matmul(grouped, k.swapaxes(1, 2)) * np.float32(call.scale)
         if call.softcap is not None:
             scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
@@ -124,6 +132,12 @@ def _attend(
         weight = weight * shrink + np.add.reduce(p, -1)
         acc = acc * shrink[..., None] + np.matmul(p, v)
         peak = new
+    missing = end - held
+    if missing > 0:
+        new = np.maximum(peak, np.float32(0))
+        shrink = np.exp(peak - new)
+        weight = weight * shrink + np.float32(missing) * np.exp(-new)
+        acc, peak = acc * shrink[..., None], new
     out = acc / weight[..., None]
     return out.reshape(-1, g.value_dim), (peak + np.log(weight)).reshape(-1)
 

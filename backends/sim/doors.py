@@ -50,7 +50,8 @@ def add_count(counter: View, n: int) -> None:
 def lower(outs: Views, ins: Views, plan: Plan, table_len: int) -> None:
     """Slots int32 ``[N]`` of positions through a table; a position without a block of the pool gets an id out of range."""
     g = plan.geometry
-    table, positions = ins[0].bits, ins[1].bits.reshape(len(ins[1].bits), -1).astype(np.int64)
+    table, positions = ins[0].bits, ins[1].bits.astype(np.int64)
+    positions = positions[:, None] if positions.ndim == 1 else positions
     slots = np.full(positions.shape, g.num_slots, np.int64)
     columns = positions // g.block_size
     known = (positions >= 0) & (columns < table_len)
