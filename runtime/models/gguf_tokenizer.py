@@ -226,10 +226,9 @@ def _begin_with(metadata: Fields, vocabulary: _Vocabulary) -> processors.Templat
     """Put the begin-of-text token before every text."""
     last = len(vocabulary.tokens) - 1
     token = vocabulary.tokens[metadata.integer("tokenizer.ggml.bos_token_id", minimum=0, maximum=last)]
-    # By its parts, not as one string: a token may hold the characters that the string form gives a meaning.
-    return processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, vocabulary.ids[token])]
-    )
+    # Under a name of ours: the token's own text may mean something in a template ("$A", "a:1").
+    named: Any = {"id": "BOS", "ids": [vocabulary.ids[token]], "tokens": [token]}
+    return processors.TemplateProcessing(single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[named])
 
 
 def _added(token: str) -> tokenizers.AddedToken:
