@@ -77,7 +77,8 @@ def first_token_of(member: Request, root: Request, token: int) -> int:
 class EngineMachine(RuleBasedStateMachine):
     """One engine of any shape, and requests that come, share, fork, give way, come back and end in any order.
 
-    Subclasses name the ``arm`` and what becomes of the KV of a ``preempted`` request; ``model``, ``backend`` and ``plain`` are set before a run.
+    Subclasses name the ``arm`` and what becomes of the KV of a ``preempted`` request, and set
+    ``model``, ``backend`` and ``plain``.
     """
 
     arm: str
@@ -287,7 +288,7 @@ def run(
 
 def machine_of(arm: str, preempted: str, model: Model, backend: Backend, plain: Plain) -> type[EngineMachine]:
     """The machine whose engines run in ``arm`` and treat a ``preempted`` request so."""
-    attributes = dict(arm=arm, preempted=preempted, model=model, backend=backend, plain=plain)
+    attributes = {"arm": arm, "preempted": preempted, "model": model, "backend": backend, "plain": plain}
     return type(f"{arm.title()}{preempted.title()}Machine", (EngineMachine,), attributes)
 
 
