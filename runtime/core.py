@@ -151,7 +151,11 @@ class EngineCore:
 
     # -- prompts ---------------------------------------------------------------------------------------------------------
     def _compute_prompts(self) -> None:
-        """Prompt chunks of the requests that do not decode yet, in their order, within the step's budget."""
+        """Prompt chunks of the requests that do not decode yet, in their order, within the step's budget.
+
+        The row of a request that goes on decoding in this very step is part of the budget too; without room for it, it begins with
+        the next step.
+        """
         left = max(self._budget - len(self.decoder.active), 1)
         for request in sorted(self.running.values(), key=lambda r: r.place):
             if request.slot is None or self.decoder.ledger.holds(request.slot):
@@ -162,11 +166,11 @@ class EngineCore:
                 # Cut off between the last chunk and its token: the logits have to be computed again.
                 request.computed = min(request.computed, request.to_compute - 1)
             missing = request.to_compute - request.computed
-            if missing and (not left or not self._prefill.may_advance(request)):
+            if not left or (missing and not self._prefill.may_advance(request)):
                 continue
             chunk = min(missing, left)
             left -= chunk
-            self._advance(request, request.computed + chunk)
+            left -= self._advance(request, request.computed + chunk, may_decode=left > 0)
 
     def _holds_room(self, request: Request) -> bool:
         """True once a running request holds blocks for what it computes: a restarted one has none."""
@@ -174,8 +178,8 @@ class EngineCore:
             self.cache.attach(request)
         return self._room.for_running(request, lambda: self.cache.extend(request, request.first_room))
 
-    def _advance(self, request: Request, stop: int) -> None:
-        """Compute the known tokens up to position ``stop``; after the last one choose the first token, or go on decoding."""
+    def _advance(self, request: Request, stop: int, *, may_decode: bool) -> bool:
+        """Compute the known tokens up to position ``stop``; after the last one choose the first token. True if it decodes from now on."""
         if stop > request.computed:
             logits = self._prefill.advance(request, stop)
             self.counts["prefill_tokens"] += stop - request.computed
@@ -189,8 +193,10 @@ class EngineCore:
                 if member is not request:
                     self._fork(request, member)
                 self._take(member, token)
-        if not request.finished and request.computed == request.to_compute:
+        decodes = may_decode and not request.finished and request.computed == request.to_compute
+        if decodes:
             self.decoder.seed(request)
+        return decodes
 
     def _first_tokens(self, request: Request, logits: Array) -> dict[Request, int]:
         """The first token of a request and of its siblings, all drawn from the one row of ``logits``."""
