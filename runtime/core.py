@@ -179,7 +179,10 @@ class EngineCore:
         return self._room.for_running(request, lambda: self.cache.extend(request, request.first_room))
 
     def _advance(self, request: Request, stop: int, *, may_decode: bool) -> bool:
-        """Compute the known tokens up to position ``stop``; after the last one choose the first token. True if it decodes from now on."""
+        """Compute the known tokens up to position ``stop``; after the last one choose the first token.
+
+        True if the request decodes from now on.
+        """
         if stop > request.computed:
             logits = self._prefill.advance(request, stop)
             self.counts["prefill_tokens"] += stop - request.computed
@@ -318,11 +321,12 @@ class EngineCore:
             self.decoder.drop(slot, retired=retired)
         if not request.token_ids:
             for sibling in request.siblings:
-                sibling.finish_reason, sibling.error = reason, error
+                if not sibling.finished:
+                    self.end(sibling, reason, error)
 
     def cancel(self, request: Request, why: str) -> None:
         """End a request and the samples that come of it; nothing happens to what has ended."""
-        for member in (request, *request.siblings):
+        for member in (*request.siblings, request):
             if not member.finished:
                 self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
 
