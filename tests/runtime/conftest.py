@@ -17,6 +17,7 @@ from forebay.runtime.models import fetch
 from forebay.runtime.settings import user_cache_dir
 from forebay.specs import Backend
 from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
+from tests.runtime.plain import Plain
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_fp32.json"
 
@@ -73,6 +74,14 @@ def expected(tiny_model: Model, backend: Backend) -> list[tuple[int, ...]]:
     """Tokens of each prompt alone, in the eager arm."""
     with make_engine(tiny_model, backend, arm="eager", slots=1, max_len=64) as engine:
         return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+@pytest.fixture(scope="package")
+def plain(tiny_model: Model, backend: Backend) -> Iterator[Plain]:
+    """What any request gives alone."""
+    made = Plain(tiny_model, backend)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ class EngineMachine(RuleBasedStateMachine):
         for r in self.requests:
             if r.token_ids:
                 root = self.roots.get(r.index)
-                first = root and first_token_of(r, root, self.plain.continuation(root.prompt)[0])
+                first = None if root is None else first_token_of(r, root, self.plain.continuation(root.prompt)[0])
                 right = self.plain.tokens(r, first)
                 assert tuple(r.token_ids) == right[: len(r.token_ids)], f"request {r.index}: other tokens"
                 if r.finish_reason in ("stop", "length"):
@@ -273,7 +273,7 @@ def run(
 ) -> None:
     """So many engines, each with up to so many acts; a failing run is shortened, which takes minutes, unless told not to."""
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,

@@ -83,12 +83,13 @@ STATES: list[Callable[[Engine, Clock], list[Request]]] = [
 def test_a_request_that_is_ended_gives_everything_back_and_disturbs_nobody(
     tiny_model: Model,
     backend: Backend,
+    plain: Plain,
     arm: str,
     read_behind: int,
     reach: Callable[[Engine, Clock], list[Request]],
     by: str,
 ) -> None:
-    clock, plain = Clock(), Plain(tiny_model, backend)
+    clock = Clock()
     options: dict[str, Any] = {"slots": 2, "block_size": 4, "max_len": 24, "max_step_tokens": 4, "preempt": "offload"}
     options |= {"prefix_reuse": True, "clock": clock}
     with make_engine(tiny_model, backend, arm=arm, read_behind=read_behind, **options) as engine:
@@ -119,7 +120,6 @@ def test_a_request_that_is_ended_gives_everything_back_and_disturbs_nobody(
             if r not in family:
                 assert tuple(r.token_ids) == plain.tokens(r)
         check_empty(engine)
-    plain.close()
 
 
 @EVERY_ARM
@@ -177,10 +177,9 @@ def text_that_comes_up(model: Model, plain: Plain) -> tuple[list[int], tuple[int
 @pytest.mark.parametrize("read_behind", [0, 3])
 @pytest.mark.parametrize("as_string", ["alone", "among others", "over two tokens"])
 def test_a_stop_string_ends_a_request_and_frees_its_row_though_the_device_goes_on(
-    tiny_model: Model, backend: Backend, arm: str, read_behind: int, as_string: str
+    tiny_model: Model, backend: Backend, plain: Plain, arm: str, read_behind: int, as_string: str
 ) -> None:
     """The device knows nothing of strings: with read_behind it has run the row further, and nothing of that is released."""
-    plain = Plain(tiny_model, backend)
     ids, made, at, string = text_that_comes_up(tiny_model, plain)
     decode = tiny_model.tokenizer.decode
     text = decode(made[: at + 1])
@@ -203,14 +202,12 @@ def test_a_stop_string_ends_a_request_and_frees_its_row_though_the_device_goes_o
         assert tuple(after.token_ids) == plain.tokens(after)
         assert engine.report()["engine"]["reseeds"] == 0
         check_empty(engine)
-    plain.close()
 
 
 @EVERY_ARM
 def test_a_stop_string_of_the_first_token_ends_a_request_before_any_step(
-    tiny_model: Model, backend: Backend, arm: str
+    tiny_model: Model, backend: Backend, plain: Plain, arm: str
 ) -> None:
-    plain = Plain(tiny_model, backend)
     ids, _, at, string = text_that_comes_up(tiny_model, plain)
     ids = [*ids, *plain.continuation(ids, 20)[:at]]
     with make_engine(tiny_model, backend, arm=arm, slots=1, block_size=4, max_len=40) as engine:
@@ -218,4 +215,3 @@ def test_a_stop_string_of_the_first_token_ends_a_request_before_any_step(
         assert (len(result.token_ids), result.text, result.finish_reason) == (1, "", "stop")
         assert engine.report()["engine"]["steps"] == 0
         check_empty(engine)
-    plain.close()

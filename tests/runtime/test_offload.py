@@ -182,12 +182,11 @@ def test_offloaded_and_restored_kv_is_the_same_bits_in_other_blocks(
 @pytest.mark.clause("S1")
 @pytest.mark.parametrize(("limit", "saved"), [(0, 0), (2, 0), (3, 1), (5, 1), (6, 2)])
 def test_host_memory_is_bounded_and_what_does_not_fit_is_computed_again(
-    tiny_model: Model, backend: Backend, limit: int, saved: int
+    tiny_model: Model, backend: Backend, plain: Plain, limit: int, saved: int
 ) -> None:
     """Two requests of three blocks each give way at once."""
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     prompts = [prompt(5, seed=s) for s in range(2)]
-    plain = Plain(tiny_model, backend)
     with pressed(tiny_model, backend, offload_blocks=limit) as engine:
         requests = [engine.add(p, params) for p in prompts]
         engine.step()
@@ -206,7 +205,6 @@ def test_host_memory_is_bounded_and_what_does_not_fit_is_computed_again(
         assert (report["engine"]["restored"], report["memory"]["blocks_offloaded"]) == (saved, 0)
         assert report["engine"]["prefill_tokens"] == 5 + 5 + 6 * (2 - saved)
         check_empty(engine)
-    plain.close()
 
 
 @pytest.mark.clause("S1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def cache_of(num_blocks: int, size: int) -> tuple[BlockAllocator, PrefixCache]:
     return allocator, PrefixCache(allocator, size)
 
 
-def put(allocator: BlockAllocator, cache: PrefixCache, tokens: list[int], size: int, salt: str = "") -> list[int]:
+def put(allocator: BlockAllocator, cache: PrefixCache, tokens: Sequence[int], size: int, salt: str = "") -> list[int]:
     """Blocks that held ``tokens``, published and given up by their first holder."""
     blocks = allocator.allocate(-(-len(tokens) // size))
     cache.publish(tokens, blocks, salt)

@@ -105,10 +105,9 @@ def test_without_a_block_for_the_copy_nothing_changes_and_the_old_tail_waits_for
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("length", [1, 4, 6, 8])
 def test_forks_that_write_unlike_tokens_equal_their_runs_alone(
-    tiny_model: Model, backend: Backend, arm: str, read_behind: int, length: int
+    tiny_model: Model, backend: Backend, plain: Plain, arm: str, read_behind: int, length: int
 ) -> None:
     """Three samples of one prompt, each with a first token of its own: full blocks are shared, tails are not."""
-    plain = Plain(tiny_model, backend)
     options: dict[str, Any] = {"slots": 3, "block_size": 4, "max_len": 24, "read_behind": read_behind}
     with make_engine(tiny_model, backend, arm=arm, **options) as engine:
         diverging(engine)
@@ -133,17 +132,15 @@ def test_forks_that_write_unlike_tokens_equal_their_runs_alone(
         assert (report["forks"], report["block_copies"]) == (2, 2 if length % 4 else 0)
         assert report["prefill_tokens"] == length, "the prompt was computed once"
         check_empty(engine)
-    plain.close()
 
 
 @pytest.mark.clause("L5", "L6")
 @pytest.mark.case("C06")
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_requests_of_one_prompt_share_its_full_blocks_and_no_tail(
-    tiny_model: Model, backend: Backend, arm: str
+    tiny_model: Model, backend: Backend, plain: Plain, arm: str
 ) -> None:
     """The second comes while the first decodes: its tail, though equal, is a block of its own."""
-    plain = Plain(tiny_model, backend)
     options: dict[str, Any] = {"slots": 2, "block_size": 4, "max_len": 32, "prefix_reuse": True}
     with make_engine(tiny_model, backend, arm=arm, **options) as engine:
         ids = prompt(6)
@@ -160,7 +157,6 @@ def test_two_requests_of_one_prompt_share_its_full_blocks_and_no_tail(
             check_books(engine, [a, b], plain)
         assert [tuple(r.token_ids) for r in (a, b)] == [plain.tokens(r) for r in (a, b)]
         check_empty(engine)
-    plain.close()
 
 
 # -- blocks that are somebody else's by now ----------------------------------------------------------------------------
@@ -170,10 +166,9 @@ def test_two_requests_of_one_prompt_share_its_full_blocks_and_no_tail(
 @pytest.mark.parametrize("read_behind", [0, 2])
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_resumed_request_has_a_new_table_and_leaves_its_old_blocks_to_their_new_owner(
-    tiny_model: Model, backend: Backend, arm: str, read_behind: int, preempt: str
+    tiny_model: Model, backend: Backend, plain: Plain, arm: str, read_behind: int, preempt: str
 ) -> None:
     """R gives way after each of its first steps, at first with blocks in hand that it has not written yet; S gets R's blocks."""
-    plain = Plain(tiny_model, backend)
     pending = overlaps = 0
     options: dict[str, Any] = {"slots": 2, "block_size": 2, "num_blocks": 15, "max_len": 20, "preempt": preempt}
     options["max_step_tokens"] = 2
@@ -206,7 +201,6 @@ def test_a_resumed_request_has_a_new_table_and_leaves_its_old_blocks_to_their_ne
             check_empty(engine)
     assert pending, "R gave way with blocks it had not written"
     assert overlaps == 8, "S had all of R's blocks"
-    plain.close()
 
 
 def known_rows(engine: Any, request: Request) -> Any:

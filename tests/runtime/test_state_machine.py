@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import seed
 
@@ -21,13 +19,6 @@ EVERYTHING = (
     *("offloaded", "restored", "offload_refused"),
 )
 """Counts of an engine's report that would stay zero if a part were never reached."""
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_model: Model, backend: Backend) -> Iterator[Plain]:
-    made = Plain(tiny_model, backend)
-    yield made
-    made.close()
 
 
 @pytest.mark.clause("L5", "L6", "C5", "C11", "S1", "S2")
