@@ -162,9 +162,10 @@ class EngineCore:
                 continue
             if not self._holds_room(request):
                 continue
-            if not request.token_ids:
-                # Cut off between the last chunk and its token: the logits have to be computed again.
-                request.computed = min(request.computed, request.to_compute - 1)
+            if not request.token_ids and request.computed == request.to_compute:
+                # Cut off between the last chunk and its token: the logits have to be computed again, on the host from the start,
+                # because its pool may be somebody else's by now.
+                request.computed = request.to_compute - 1 if self._prefill.keeps_chunks else 0
             missing = request.to_compute - request.computed
             if not left or (missing and not self._prefill.may_advance(request)):
                 continue
@@ -207,11 +208,13 @@ class EngineCore:
         return dict(zip(family, self._prefill.forward.choose(logits) * len(family), strict=True))
 
     def _fork(self, request: Request, sibling: Request) -> None:
-        """A further sample begins with the blocks of the first one, and waits for a slot."""
-        self.counts["forks"] += 1
-        self.cache.fork(request, sibling)
+        """A further sample begins with the blocks of the first one, and waits for a slot; both may be done if a start was cut off."""
+        if not sibling.blocks:
+            self.counts["forks"] += 1
+            self.cache.fork(request, sibling)
         sibling.order = request.order
-        self.waiting.put_back(sibling)
+        if sibling not in self.waiting:
+            self.waiting.put_back(sibling)
 
     # -- decoding --------------------------------------------------------------------------------------------------------
     def _step(self) -> None:
