@@ -12,6 +12,7 @@ from forebay.specs import Backend
 from forebay.specs.descriptor import Selection
 from tests.runtime.books import check_books, check_empty
 from tests.runtime.harness import ARMS, PARAMS, PROMPTS, TestDriver, make_engine, prompt, tokens_of
+from tests.runtime.plain import Plain
 
 pytestmark = [pytest.mark.clause("C11")]
 
@@ -26,13 +27,13 @@ def other_backend() -> Iterator[Backend]:
         yield opened
 
 
-def finish(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:
-    """Step to the end, the books checked at every step; the tokens of each request."""
+def finish(engine: Engine, requests: list[Request], plain: Plain) -> list[tuple[int, ...]]:
+    """Step to the end, the books and the KV in every block checked at every step; the tokens of each request."""
     for _ in range(2000):
         if not engine.has_work:
             return tokens_of(requests)
         engine.step()
-        check_books(engine, requests)
+        check_books(engine, requests, plain)
     raise AssertionError("the engine does not come to an end")
 
 
@@ -45,12 +46,18 @@ def added(engine: Engine, **options: Any) -> list[Request]:
 @EVERY_WAY
 @pytest.mark.parametrize("budget", [1, 3, 7, 16])
 def test_chunked(
-    tiny_model: Model, backend: Backend, expected: list[tuple[int, ...]], arm: str, read_behind: int, budget: int
+    tiny_model: Model,
+    backend: Backend,
+    plain: Plain,
+    expected: list[tuple[int, ...]],
+    arm: str,
+    read_behind: int,
+    budget: int,
 ) -> None:
     options: dict[str, Any] = {"slots": 3, "block_size": 4, "max_len": 64, "max_step_tokens": budget}
     with make_engine(tiny_model, backend, arm=arm, read_behind=read_behind, **options) as engine:
         chunks = count_chunks(engine)
-        assert finish(engine, added(engine)) == expected
+        assert finish(engine, added(engine), plain) == expected
         assert engine.report()["engine"]["prefill_tokens"] == sum(map(len, PROMPTS))
         assert max(chunks) <= budget
         assert len(chunks) > len(PROMPTS), "some prompt came in pieces"
@@ -90,6 +97,7 @@ def count_chunks(engine: Engine) -> list[int]:
 def test_preempted_by_a_small_pool(
     tiny_model: Model,
     backend: Backend,
+    plain: Plain,
     expected: list[tuple[int, ...]],
     arm: str,
     read_behind: int,
@@ -107,7 +115,7 @@ def test_preempted_by_a_small_pool(
         max_len=37,
         **options,
     ) as engine:
-        assert finish(engine, added(engine)) == expected
+        assert finish(engine, added(engine), plain) == expected
         report = engine.report()["engine"]
         assert report["preemptions"] > 0
         assert report[counted] > 0
@@ -149,6 +157,7 @@ def test_preempted_at_every_step(
 def test_forked(
     tiny_model: Model,
     backend: Backend,
+    plain: Plain,
     expected: list[tuple[int, ...]],
     arm: str,
     read_behind: int,
@@ -160,7 +169,7 @@ def test_forked(
     with make_engine(tiny_model, backend, arm=arm, read_behind=read_behind, **options) as engine:
         roots = [engine.add(p, s) for p, s in zip(PROMPTS, params, strict=True)]
         family = [m for r in roots for m in (r, *r.siblings)]
-        finish(engine, family)
+        finish(engine, family, plain)
         assert [[tuple(m.token_ids) for m in (r, *r.siblings)] for r in roots] == [
             [tokens] * s.n for tokens, s in zip(expected, params, strict=True)
         ]
@@ -189,17 +198,23 @@ def test_samples_of_generate_come_with_their_prompt(
 @EVERY_WAY
 @pytest.mark.parametrize("budget", [3, 512])
 def test_on_a_cached_prefix(
-    tiny_model: Model, backend: Backend, expected: list[tuple[int, ...]], arm: str, read_behind: int, budget: int
+    tiny_model: Model,
+    backend: Backend,
+    plain: Plain,
+    expected: list[tuple[int, ...]],
+    arm: str,
+    read_behind: int,
+    budget: int,
 ) -> None:
     """Everything a second time: all but the last token of each prompt, in full blocks, is there."""
     options: dict[str, Any] = {"slots": 3, "block_size": 2, "max_len": 64, "max_step_tokens": budget}
     options |= {"prefix_reuse": True, "num_blocks": 200}
     with make_engine(tiny_model, backend, arm=arm, read_behind=read_behind, **options) as engine:
-        assert finish(engine, added(engine)) == expected
+        assert finish(engine, added(engine), plain) == expected
         assert engine.report()["engine"]["reused_tokens"] == 0
-        assert finish(engine, added(engine)) == expected
+        assert finish(engine, added(engine), plain) == expected
         assert engine.report()["engine"]["reused_tokens"] == sum((len(p) - 1) // 2 * 2 for p in PROMPTS)
-        assert finish(engine, added(engine, cache_salt="mine")) == expected
+        assert finish(engine, added(engine, cache_salt="mine"), plain) == expected
         assert engine.report()["engine"]["reused_tokens"] == sum((len(p) - 1) // 2 * 2 for p in PROMPTS)
         check_empty(engine)
 
@@ -213,6 +228,7 @@ def test_on_a_cached_prefix(
 def test_with_prompts_computed_on_the_host(
     tiny_model: Model,
     backend: Backend,
+    plain: Plain,
     other_backend: Backend,
     expected: list[tuple[int, ...]],
     arm: str,
@@ -226,19 +242,19 @@ def test_with_prompts_computed_on_the_host(
     with make_engine(tiny_model, device, arm=arm, read_behind=read_behind, prefill_on="cpu", **options) as engine:
         assert (engine._core._prefill.forward._backend is device) == (named == "cpu")
         staged = device.counters.uploads
-        assert finish(engine, added(engine)) == expected
+        assert finish(engine, added(engine), plain) == expected
         assert device.counters.uploads - staged >= 2 * len(PROMPTS), "each prompt's KV was staged, layer by layer"
         check_empty(engine)
 
 
 @pytest.mark.clause("S1")
 @EVERY_ARM
-def test_host_prompts_that_alternate_do_not_mix(tiny_model: Model, backend: Backend, arm: str) -> None:
+def test_host_prompts_that_alternate_do_not_mix(tiny_model: Model, backend: Backend, plain: Plain, arm: str) -> None:
     """The host pool holds one sequence: a second prompt waits, also when the first is cut off in the middle."""
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     prompts = [prompt(11, seed=s) for s in range(4)]
-    with make_engine(tiny_model, backend, arm="eager", slots=1, max_len=64) as plain:
-        right = tokens_of(plain.generate(prompts, params))
+    with make_engine(tiny_model, backend, arm="eager", slots=1, max_len=64) as alone:
+        right = tokens_of(alone.generate(prompts, params))
     options: dict[str, Any] = {"slots": 3, "block_size": 4, "max_len": 64, "max_step_tokens": 4, "prefill_on": "cpu"}
     for cut in range(1, 7):
         with make_engine(tiny_model, backend, arm=arm, **options) as engine:
@@ -250,6 +266,6 @@ def test_host_prompts_that_alternate_do_not_mix(tiny_model: Model, backend: Back
             engine._core._room._preempt(first)
             engine.step()
             engine.cancel(requests[1])
-            finish(engine, requests)
+            finish(engine, requests, plain)
             assert [tuple(r.token_ids) for r in requests if r is not requests[1]] == [right[0], *right[2:]]
             check_empty(engine)
