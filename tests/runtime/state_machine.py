@@ -27,12 +27,13 @@ from hypothesis.stateful import (
 )
 
 from forebay.runtime import Engine, Model, Request, SamplingParams, load_model, open_backend
+from forebay.runtime.host_kv import block_slots
 from forebay.runtime.ledger import Mismatch
 from forebay.specs import Backend
 from forebay.specs.dtypes import Array
 from forebay.specs.errors import QueueFull
 from tests.models import tiny
-from tests.runtime.books import check_books, check_empty
+from tests.runtime.books import check_books, check_empty, read_rows
 from tests.runtime.harness import ARMS, make_engine, prompt, write_tiny_folder
 from tests.runtime.plain import Plain
 
@@ -93,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.opened = False
         self.requests: list[Request] = []
         self.roots: dict[int, Request] = {}
+        self.cached: dict[int, bytes] = {}
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
@@ -237,6 +239,18 @@ class EngineMachine(RuleBasedStateMachine):
     def books_agree(self) -> None:
         done["acts"] += 1
         check_books(self.engine, self.requests, self.plain)
+
+    @invariant()
+    def cached_blocks_keep_their_bits(self) -> None:
+        """Nobody writes into a block as long as it is cached, not even what is there already."""
+        prefix = self.engine._core.cache.prefix
+        size = self.engine._parts.pool.geometry.block_size
+        entries = [] if prefix is None else list(prefix._blocks.values())
+        rows = read_rows(self.engine, [int(s) for s in block_slots([e.block for e in entries], size)])
+        parts = np.split(rows, len(entries), axis=2) if entries else []
+        now = {e.serial: part.tobytes() for e, part in zip(entries, parts, strict=True)}
+        assert all(now[serial] == bits for serial, bits in self.cached.items() if serial in now)
+        self.cached = now
 
     @invariant()
     def tokens_are_those_of_each_alone(self) -> None:
