@@ -68,6 +68,9 @@ def check_blocks(engine: Engine, requests: Sequence[Request]) -> None:
         "a block is lost or in two places"
     )
     assert allocator.num_free + allocator.num_in_flight + allocator.num_allocated == len(blocks) - 1
+    steps = engine._core.decoder.ledger._pending
+    touched = {b for step in steps for _, held in step.slots.values() for b in held}
+    assert touched.isdisjoint(free), "a step in flight may still write a block that is free"
     offload = engine._parts.offload
     assert offload is None or offload.blocks <= offload._limit
 

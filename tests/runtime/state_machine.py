@@ -317,8 +317,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, open_backend("cpu", threads=1) as backend:
         model = load_model(write_tiny_folder(Path(folder) / "model"), dtype="float32")
         plain = Plain(model, backend)
-        kinds = itertools.cycle(itertools.product(ARMS, PREEMPTED))
-        for batch, (arm, preempted) in zip(itertools.count(wanted.seed), kinds, strict=False):
+        kinds = itertools.cycle(itertools.product(PREEMPTED, ARMS))
+        for batch, (preempted, arm) in zip(itertools.count(wanted.seed), kinds, strict=False):
             run(seed(batch)(machine_of(arm, preempted, model, backend, plain)), 40, shorten=not wanted.as_found)
             sys.stdout.write(
                 f"batch {batch} ({arm}, {preempted}): {done['acts']} acts in {time.monotonic() - started:.0f} s\n"
