@@ -153,22 +153,27 @@ class EngineCore:
 
     # -- prompts ---------------------------------------------------------------------------------------------------------
     def _compute_prompts(self) -> None:
-        """Prompt chunks of the requests that do not decode yet, in their order, within the step's budget."""
+        """Prompt chunks of the requests that do not decode yet, in their order, within the step's budget.
+
+        The row of a request that goes on decoding in this very step is part of the budget too; without room for it, it begins with
+        the next step.
+        """
         left = max(self._budget - len(self.decoder.active), 1)
         for request in sorted(self.running.values(), key=lambda r: r.place):
             if request.slot is None or self.decoder.ledger.holds(request.slot):
                 continue
             if not self._holds_room(request):
                 continue
-            if not request.token_ids:
-                # Cut off between the last chunk and its token: the logits have to be computed again.
-                request.computed = min(request.computed, request.to_compute - 1)
+            if not request.token_ids and request.computed == request.to_compute:
+                # Cut off between the last chunk and its token: the logits have to be computed again, on the host from the start,
+                # because its pool may be somebody else's by now.
+                request.computed = request.to_compute - 1 if self._prefill.keeps_chunks else 0
             missing = request.to_compute - request.computed
-            if missing and (not left or not self._prefill.may_advance(request)):
+            if not left or (missing and not self._prefill.may_advance(request)):
                 continue
             chunk = min(missing, left)
             left -= chunk
-            self._advance(request, request.computed + chunk)
+            left -= self._advance(request, request.computed + chunk, may_decode=left > 0)
 
     def _holds_room(self, request: Request) -> bool:
         """True once a running request holds blocks for what it computes: a restarted one has none."""
@@ -176,8 +181,11 @@ class EngineCore:
             self.cache.attach(request)
         return self._room.for_running(request, lambda: self.cache.extend(request, request.first_room))
 
-    def _advance(self, request: Request, stop: int) -> None:
-        """Compute the known tokens up to position ``stop``; after the last one choose the first token, or go on decoding."""
+    def _advance(self, request: Request, stop: int, *, may_decode: bool) -> bool:
+        """Compute the known tokens up to position ``stop``; after the last one choose the first token.
+
+        True if the request decodes from now on.
+        """
         if stop > request.computed:
             logits = self._prefill.advance(request, stop)
             self.counts["prefill_tokens"] += stop - request.computed
@@ -191,8 +199,10 @@ class EngineCore:
                 if member is not request:
                     self._fork(request, member)
                 self._take(member, chosen)
-        if not request.finished and request.computed == request.to_compute:
+        decodes = may_decode and not request.finished and request.computed == request.to_compute
+        if decodes:
             self.decoder.seed(request)
+        return decodes
 
     def _first_tokens(self, request: Request, logits: Array) -> dict[Request, Chosen]:
         """The first token of a request and of its siblings, all drawn from the one row of ``logits``."""
@@ -202,11 +212,13 @@ class EngineCore:
         return dict(zip(family, self._prefill.forward.choose(logits, draws), strict=True))
 
     def _fork(self, request: Request, sibling: Request) -> None:
-        """A further sample begins with the blocks of the first one, and waits for a slot."""
-        self.counts["forks"] += 1
-        self.cache.fork(request, sibling)
+        """A further sample begins with the blocks of the first one, and waits for a slot; both may be done if a start was cut off."""
+        if not sibling.blocks:
+            self.counts["forks"] += 1
+            self.cache.fork(request, sibling)
         sibling.order = request.order
-        self.waiting.put_back(sibling)
+        if sibling not in self.waiting:
+            self.waiting.put_back(sibling)
 
     # -- decoding --------------------------------------------------------------------------------------------------------
     def _step(self) -> None:
@@ -317,11 +329,12 @@ class EngineCore:
             self.decoder.drop(slot, retired=retired)
         if not request.token_ids:
             for sibling in request.siblings:
-                sibling.finish_reason, sibling.error = reason, error
+                if not sibling.finished:
+                    self.end(sibling, reason, error)
 
     def cancel(self, request: Request, why: str) -> None:
         """End a request and the samples that come of it; nothing happens to what has ended."""
-        for member in (request, *request.siblings):
+        for member in (*request.siblings, request):
             if not member.finished:
                 self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
 

@@ -71,10 +71,10 @@ class KVCache:
         return self.allocator.is_shared(request.blocks[position // self._size])
 
     def fork(self, source: Request, child: Request) -> None:
-        """Let ``child`` share the blocks of ``source``, which has just computed the prompt of both."""
-        self.allocator.share(source.blocks)
-        child.blocks = list(source.blocks)
+        """Let ``child`` share the blocks that ``source`` has written; it has just computed the prompt of both."""
+        child.blocks = source.blocks[: -(-source.computed // self._size)]
         child.computed = source.computed
+        self.allocator.share(child.blocks)
 
     def publish(self, request: Request) -> None:
         """Cache the full blocks of what a request has computed."""

@@ -49,13 +49,18 @@ def load_model(
     cache_dir: Path | None = None,
     settings: Settings | None = None,
     progress: ProgressCallback | None = None,
+    hub_endpoint: str | None = None,
 ) -> Model:
-    """Open a model folder, a GGUF file, or a name such as ``smollm2-135m``, which is fetched when it is absent.
+    """Open a model: a folder, a GGUF file, a known name such as ``smollm2-135m``, or a hub's ``org/name``.
 
-    Arguments that are None come from ``settings`` (resolved from file and environment when that is None too).
+    A GGUF file may be the first of several shards (``...-00001-of-00003.gguf``); it is read as it is, nothing is converted
+    on disk. Names are fetched when they are absent; a folder of that name goes before them. ``hub_endpoint`` is the hub's
+    address, None that of huggingface_hub. Other arguments that are None come from ``settings`` (resolved from file and
+    environment when that is None too).
 
     Raises:
-        InvalidModel: the folder is missing, damaged or inconsistent.
+        InvalidModel: the folder or file is missing, damaged or inconsistent.
+        ModelUnavailable: a name cannot be fetched here.
         Unsupported: a kind of model that is not implemented.
         InvalidInput: no model is named.
         InvalidSetting: an unknown dtype.
@@ -66,5 +71,5 @@ def load_model(
     )
     if settings.model is None:
         raise InvalidInput("load_model: no model named; give a folder or a known name (forebay model list)")
-    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress)
+    path = resolve_model(settings.model, settings.cache_dir, progress=progress, hub_endpoint=hub_endpoint)
     return Model(settings.model, open_model(path), settings.dtype)

@@ -317,14 +317,19 @@ def _read_file(path: Path) -> list[tuple[str, Any, Provenance]]:
 
 
 def _anchored(key: str, value: Any, folder: Path) -> Any:
-    """A relative ``cache_dir``, or a ``model`` that is a path and not a bare name, joined to the file's folder."""
-    is_path = isinstance(value, str) and (key == "cache_dir" or (key == "model" and re.search(r"[/\\]", value)))
-    if not is_path:
+    """A relative ``cache_dir``, or a ``model`` that is a path and not a name, joined to the file's folder.
+
+    A model is a path where something lies there, or where it is written as one (``./``, ``~``, ``/``); else it is a known model's
+    name or a hub's ``org/name``.
+    """
+    if key not in ("cache_dir", "model") or not isinstance(value, str) or not value:
         return value
     try:
-        return str(folder / Path(value).expanduser())
-    except RuntimeError as error:  # a home directory that nobody has
-        raise InvalidSetting(f"{folder}: {key} = {value!r}: {error}; write the path without ~") from error
+        path = folder / Path(value).expanduser()
+        is_path = key == "cache_dir" or re.match(r"[./~\\]", value) is not None or path.exists()
+    except (RuntimeError, OSError, ValueError) as error:  # a home that nobody has, a name too long, a NUL
+        raise InvalidSetting(f"{folder}: {key} = {value!r}: {error}; write a path that can be") from error
+    return str(path) if is_path else value
 
 
 def _line_of(text: str, table: str, key: str) -> int | None:

@@ -10,9 +10,10 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from forebay.specs.errors import InvalidModel, Unsupported
+from forebay.specs.errors import ForebayError, InvalidModel, Unsupported
 
 from .json_fields import Fields, show
+from .panics import panics_as_errors
 from .sentencepiece_merges import merges_of_scores
 
 # Token types of the GGUF specification.
@@ -99,6 +100,17 @@ def tokenizer_from_gguf(metadata: Fields) -> tokenizers.Tokenizer:
         InvalidModel: the lists do not go together.
         Unsupported: another kind of tokenizer.
     """
+    try:
+        with panics_as_errors():
+            return _build(metadata)
+    except ForebayError:
+        raise
+    # Whatever else the library has to say about lists that it was given.
+    except Exception as error:
+        raise InvalidModel(f"{metadata.source}: no valid tokenizer ({error}); fetch the file again") from error
+
+
+def _build(metadata: Fields) -> tokenizers.Tokenizer:
     kind = metadata.text("tokenizer.ggml.model")
     if kind == "gpt2":
         backend, add_bos = _byte_level_bpe(metadata)
@@ -214,10 +226,9 @@ def _begin_with(metadata: Fields, vocabulary: _Vocabulary) -> processors.Templat
     """Put the begin-of-text token before every text."""
     last = len(vocabulary.tokens) - 1
     token = vocabulary.tokens[metadata.integer("tokenizer.ggml.bos_token_id", minimum=0, maximum=last)]
-    # By its parts, not as one string: a token may hold the characters that the string form gives a meaning.
-    return processors.TemplateProcessing(
-        single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, vocabulary.ids[token])]
-    )
+    # Under a name of ours: the token's own text may mean something in a template ("$A", "a:1").
+    named: Any = {"id": "BOS", "ids": [vocabulary.ids[token]], "tokens": [token]}
+    return processors.TemplateProcessing(single=["BOS", "$A"], pair=["BOS", "$A", "$B"], special_tokens=[named])
 
 
 def _added(token: str) -> tokenizers.AddedToken:

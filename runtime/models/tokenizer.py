@@ -15,6 +15,7 @@ from .chat_template import ChatTemplates, Message
 from .config import ModelConfig
 from .json_fields import show
 from .json_size import check_json_size
+from .panics import Panic, panics_as_errors
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
@@ -57,7 +58,8 @@ class Tokenizer:
         file = folder / TOKENIZER_FILE
         content = _read_bounded(file)
         try:
-            backend = tokenizers.Tokenizer.from_buffer(content)
+            with panics_as_errors():
+                backend = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:
             raise InvalidModel(f"{file}: not a valid tokenizer ({error}); copy or fetch the folder again") from error
         return cls.checked(backend, config, ChatTemplates.from_folder(folder), source=str(file))
@@ -81,9 +83,12 @@ class Tokenizer:
         ``add_special_tokens``: put those around it that the tokenizer puts around every text (a begin-of-text token).
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            with panics_as_errors():
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidInput(f"text to encode is {show(text)}; expected a string of valid Unicode") from error
+        except Panic as error:
+            raise InvalidInput(f"the model's tokenizer fails on the text {show(text)} ({error})") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, special tokens included; bytes that are no valid UTF-8 come as U+FFFD.
@@ -93,7 +98,11 @@ class Tokenizer:
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise InvalidInput(f"token id {token} to decode; expected 0 to {self.vocab_size - 1}")
-        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+        try:
+            with panics_as_errors():
+                return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+        except Panic as error:
+            raise InvalidInput(f"the model's tokenizer fails on the ids {show(list(ids))} ({error})") from error
 
     @overload
     def apply_chat_template(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import random
 import resource
 import shutil
@@ -33,13 +34,22 @@ from forebay.runtime.models import ModelFolder, expected_tensors, open_model
 from forebay.specs.backend import Backend
 from forebay.specs.errors import ForebayError, InvalidInput, InvalidModel, Unsupported
 from tests.models import mutations, tiny
-from tests.models.mutations import Mutation, changed_json, changed_safetensors, damaged
+from tests.models.mutations import Mutation, changed_json, changed_safetensors, damaged, nudged_json
 
 ALLOWANCE = 64 * 2**20
 SECONDS = 10
 """For one mutation: what takes longer counts as a hang."""
 
 CHAT = "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+
+ROPED = {
+    "model_type": "mistral",
+    "sliding_window": 8,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.1,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,12 +70,15 @@ def write_targets(root: Path) -> list[Target]:
     )
     (whole / "chat_template.jinja").write_text(CHAT)
     sharded = tiny.write_folder(root / "sharded", shards=3)
+    roped = tiny.write_folder(root / "roped")
+    (roped / "config.json").write_text(json.dumps({**tiny.CONFIG, **ROPED}))
     targets = [Target("model.safetensors", whole, whole / "model.safetensors", (changed_safetensors, _header(4000)))]
     texts = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    targets += [Target(name, whole, whole / name, (changed_json, changed_json, damaged)) for name in texts]
+    targets += [Target(name, whole, whole / name, (changed_json, nudged_json, damaged)) for name in texts]
+    targets.append(Target("config.json of a rope", roped, roped / "config.json", (changed_json, nudged_json, damaged)))
     targets.append(Target("chat_template.jinja", whole, whole / "chat_template.jinja", (damaged,)))
     index = sharded / "model.safetensors.index.json"
-    targets.append(Target(index.name, sharded, index, (changed_json, changed_json, damaged)))
+    targets.append(Target(index.name, sharded, index, (changed_json, nudged_json, damaged)))
     shard = sharded / "model-00002-of-00003.safetensors"
     targets.append(Target("shard", sharded, shard, (changed_safetensors, _header(2000))))
     for name, file, first in _write_gguf_files(root):
@@ -84,9 +97,10 @@ def _write_gguf_files(root: Path) -> Iterator[tuple[str, Path, Path]]:
     yield "gguf", plain, plain
     q8, bf16 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.BF16
     kinds = {name: q8 if "ffn" in name else bf16 for name, values in tensors.items() if values.ndim == 2}
+    divisors = {"rope_freqs.weight": np.linspace(1, 4, 8, dtype=np.float32)}
     pieces = tiny.sentencepiece_metadata()
     embedding = np.resize(tensors["token_embd.weight"], (len(pieces["tokenizer.ggml.tokens"]), 64))
-    few = tensors | {"token_embd.weight": embedding}
+    few = tensors | divisors | {"token_embd.weight": embedding}
     quantised = tiny.write_gguf(root / "quantised.gguf", few, metadata=pieces, kinds=kinds)
     yield "gguf quantised", quantised, quantised
     first = tiny.write_gguf(root / "split.gguf", tensors, shards=2)
@@ -200,6 +214,7 @@ def _attempt(backend: Backend, target: Target) -> str:
 def main() -> int:
     """Run the mutations that the command line asks for; 1 where one failed."""
     faulthandler.enable()
+    os.environ["RUST_BACKTRACE"] = "0"  # a backtrace of Rust's takes more memory than the limit leaves
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

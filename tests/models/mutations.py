@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,33 @@ def changed_json(content: bytes, draw: random.Random) -> bytes:
         case 3:
             text = text[:-1] + "," + text[1:]
     return text.encode("utf-8", "surrogatepass")
+
+
+def nudged_json(content: bytes, draw: random.Random) -> bytes:
+    """JSON with one value changed to another of its kind, which more often than not is still a model."""
+    value = json.loads(content)
+    holder, key = draw.choice(list(_leaves(value)) or [({"": None}, "")])
+    match holder[key]:
+        case bool(old):
+            holder[key] = not old
+        case int(old):
+            holder[key] = draw.choice((old - 1, old + 1, old * 2, old // 2, 0, -old))
+        case float(old):
+            holder[key] = old * draw.choice((-1.0, 0.0, 0.5, 2.0, 1e10))
+        case str(old):
+            holder[key] = draw.choice((f"{old}x", old[:-1], old[1:], old.upper(), old * 2, ""))
+        case _:
+            holder[key] = draw.choice(ODD_VALUES)
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every object or list inside ``value`` with each key of it that holds a plain value."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        if isinstance(value[key], (dict, list)):
+            yield from _leaves(value[key])
+        else:
+            yield value, key
 
 
 def _somewhere(value: Any, draw: random.Random) -> tuple[Any, Any]:

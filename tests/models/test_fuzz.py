@@ -19,7 +19,7 @@ from tests.models import tiny
 from tests.models.fuzz_model_files import ALLOWANCE, limited
 from tests.models.test_gguf_file import array, file_of, string, tensor
 
-MUTATIONS = 360
+MUTATIONS = 390
 
 
 def test_mutations_load_or_are_refused() -> None:

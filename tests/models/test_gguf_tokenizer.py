@@ -112,6 +112,23 @@ def test_text_begins_with_the_token_the_file_asks_for(metadata: Fields, begins: 
     assert backend.encode("hello").ids[begins:] == ids(backend, "hello")
 
 
+@pytest.mark.parametrize("token", ["$A", "$0", "a:b", "x:1", "a b", "BOS", ""])
+def test_the_first_token_may_have_any_text(token: str) -> None:
+    tokens = [tiny.TOKENS[0], token, *tiny.TOKENS[2:]]
+    backend = tokenizer_from_gguf(tiny.tokenizer_metadata(tokens=tokens, add_bos_token=True, bos_token_id=1))
+    assert backend.encode("hello").ids == [1, *ids(backend, "hello")]
+    assert backend.encode("hello").tokens[0] == token
+
+
+def test_what_the_library_cannot_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(tokenizers.models, "BPE", fail)
+    with pytest.raises(InvalidModel, match=r"tiny.gguf: no valid tokenizer \(no such thing\); fetch the file again"):
+        tokenizer_from_gguf(tiny.tokenizer_metadata())
+
+
 def test_the_best_score_joins_first() -> None:
     vocabulary = {"a": 0, "b": 1, "c": 2, "bc": 3, "ab": 4, "abc": 5}
     merges = merges_of_scores(vocabulary, [-9.0, -9.0, -9.0, -1.0, -2.0, -3.0], source="tiny.gguf")

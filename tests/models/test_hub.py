@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forebay.runtime import load_model
 from forebay.runtime.models import ModelUnavailable, open_model, resolve_model
 from forebay.runtime.models.hub import fetch_from_hub, is_hub_id
 from forebay.runtime.models.progress import Phase
@@ -59,6 +60,12 @@ def test_a_model_is_fetched_once_and_loads(tmp_path: Path, hub: Hub) -> None:
     assert resolve_model("org/tiny", cache, hub_endpoint=hub.endpoint) == folder
     assert resolve_model(f"org/tiny@{COMMIT}", cache, hub_endpoint=hub.endpoint) == folder
     assert hub.fetched == []
+
+
+def test_load_model_takes_an_id(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = load_model("org/tiny", cache_dir=tmp_path / "cache", hub_endpoint=hub.endpoint)
+    assert (model.name, model.config.vocab_size) == ("org/tiny", len(tiny.TOKENS))
 
 
 def test_a_sharded_model_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

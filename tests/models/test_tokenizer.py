@@ -97,6 +97,15 @@ def test_a_corrupt_file_is_refused(tiny_folder: Path, content: bytes) -> None:
         Tokenizer.from_folder(tiny_folder, tiny.config())
 
 
+def test_a_file_the_library_panics_on_is_refused(tiny_folder: Path) -> None:
+    file = tiny_folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["model"]["continuing_subword_prefix"] = "far longer than any token"
+    file.write_text(json.dumps(values))
+    with pytest.raises(InvalidModel, match=r"tokenizer.json: not a valid tokenizer \(panic: range"):
+        Tokenizer.from_folder(tiny_folder, tiny.config())
+
+
 def test_a_missing_file_is_refused(tiny_folder: Path) -> None:
     (tiny_folder / "tokenizer.json").unlink()
     with pytest.raises(InvalidModel, match=r"tokenizer.json: no such file"):

@@ -14,6 +14,7 @@ from forebay.runtime.models import fetch
 from forebay.runtime.settings import user_cache_dir
 from forebay.specs import Backend
 from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
+from tests.runtime.plain import Plain
 from tests.runtime.scene import Scene, scene_engine
 
 
@@ -67,6 +68,14 @@ def scene_tokens(tiny_model: Model, backend: Backend) -> dict[str, tuple[int, ..
         return {
             name: engine.generate([getattr(Scene, name)[0]], getattr(Scene, name)[1])[0].token_ids for name in "ABCDEZ"
         }
+
+
+@pytest.fixture(scope="package")
+def plain(tiny_model: Model, backend: Backend) -> Iterator[Plain]:
+    """What any request gives alone."""
+    made = Plain(tiny_model, backend)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(t) for t in random.integers(len(tiny.SPECIAL), len(tiny.TOKENS), length)]
 
 
-OTHER_SETTINGS = ("read_behind", "max_rewarm", "max_waiting", "priority_steps", "offload_blocks", "seed")
+OTHER_SETTINGS = ("read_behind", "threads", "max_rewarm", "max_waiting", "priority_steps", "offload_blocks", "seed")
 """Settings that are no argument of an Engine."""
 
 

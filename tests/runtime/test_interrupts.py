@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from forebay.runtime import Engine, SamplingParams, open_backend
+from forebay.runtime import Engine, Model, SamplingParams, open_backend
 from forebay.runtime.decoder import Decoder
 from forebay.runtime.forward import HostForward
+from forebay.runtime.kv_cache import KVCache
 from forebay.runtime.prefill import DevicePrefill
+from forebay.runtime.waiting import WaitingQueue
 from forebay.specs import Backend, InvalidInput
-from tests.runtime.harness import prompt
+from tests.runtime.books import check_blocks, check_empty
+from tests.runtime.harness import make_engine, prompt
+from tests.runtime.plain import Plain
 
 
 @pytest.mark.clause("L5")
@@ -46,6 +50,57 @@ def test_a_request_whose_start_is_cut_off_goes_on_where_it_was(
         assert not engine.has_work
         assert tuple(request.token_ids) == tuple(released) == expected
     assert engine.report()["memory"]["blocks_free"] == 5
+
+
+@pytest.mark.clause("L5", "S4")
+@pytest.mark.parametrize(
+    "where",
+    [(HostForward, "choose"), (KVCache, "publish"), (KVCache, "fork"), (WaitingQueue, "put_back"), (Decoder, "seed")],
+    ids=str,
+)
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prefill_on", ["device", "cpu"])
+def test_a_family_whose_start_is_cut_off_goes_on_though_somebody_more_urgent_comes_between(
+    tiny_model: Model,
+    backend: Backend,
+    plain: Plain,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[type, str],
+    n: int,
+    prefill_on: str,
+) -> None:
+    """The other one's prompt is computed before the first one's is taken up again."""
+    owner, name = where
+    honest = getattr(owner, name)
+    calls = 0
+
+    def cut_off(*arguments: Any) -> Any:
+        nonlocal calls
+        honest(*arguments)
+        calls += 1
+        if calls == (3 if where == (WaitingQueue, "put_back") else 1):  # the first two let the requests in
+            monkeypatch.setattr(owner, name, honest)
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"slots": 3, "block_size": 4, "max_len": 32, "prefill_on": prefill_on}
+    with make_engine(tiny_model, backend, **options) as engine:
+        monkeypatch.setattr(owner, name, cut_off)
+        root = engine.add(prompt(7), SamplingParams(max_tokens=5, ignore_eos=True, n=n))
+        requests = [root, *root.siblings, engine.add(prompt(3, seed=3), SamplingParams(max_tokens=5, ignore_eos=True))]
+        interrupted = 0
+        for _ in range(60):
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                interrupted += 1
+                urgent = SamplingParams(max_tokens=4, ignore_eos=True)
+                requests.append(engine.add(prompt(9, seed=2), urgent, priority=1))
+            check_blocks(engine, requests)
+        assert interrupted == (n > 1 or name not in ("fork", "put_back"))
+        assert not engine.has_work
+        for r in requests:
+            assert tuple(r.token_ids) == plain.tokens(r)
+        check_empty(engine)
 
 
 @pytest.mark.clause("B5")

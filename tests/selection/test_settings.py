@@ -123,6 +123,15 @@ def test_relative_paths_of_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert (settings.model, settings.cache_dir) == ("smollm2-135m", Path("/abs"))
 
 
+@pytest.mark.parametrize("name", ["smollm2-135m", "org/name", "org/name@v1", "file.gguf"])
+def test_a_model_of_a_file_is_a_path_only_where_something_lies_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "forebay.toml").write_text(f'model = "{name}"\n')
+    assert Settings.resolve(start_dir=tmp_path, environ={}).model == name
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    assert Settings.resolve(start_dir=tmp_path, environ={}).model == str(tmp_path / name)
+
+
 def test_cache_dir_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
