@@ -119,6 +119,11 @@ class BlockAllocator:
         self._free.extend(block for serial, block in self._in_flight if serial <= self._retired)
         self._in_flight = [(serial, block) for serial, block in self._in_flight if serial > self._retired]
 
+    def retire_all(self) -> None:
+        """Say that no step in flight will ever touch a block again, because the device is lost: all that waited become free."""
+        self._free.extend(block for _, block in self._in_flight)
+        self._in_flight.clear()
+
     def _checked(self, block: object) -> int:
         if isinstance(block, bool) or not isinstance(block, int | np.integer):
             raise InvalidInput(f"free: got {block!r}, expected block ids")

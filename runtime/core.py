@@ -89,16 +89,22 @@ class EngineCore:
 
         Raises:
             StaleTrace: the device ran a row that holds no request; every running request ends with this error.
+            DeviceLost: the device answers no more; every request ends with this error, waiting ones too.
+            Unsupported: the device's memory was used up; what was not done is tried again by the next call.
             CaptureDeclined: ``capture = "required"`` and the device declined.
         """
         self.steps += 1
         self._end_overdue()
-        self._admit()
-        self._compute_prompts()
-        if self._eager:
-            self._step_eagerly()
-        else:
-            self._step()
+        try:
+            self._admit()
+            self._compute_prompts()
+            if self._eager:
+                self._step_eagerly()
+            else:
+                self._step()
+        except DeviceLost as error:
+            self._lose_for_good(error)
+            raise
         released, self._released = self._released, []
         return released
 
@@ -353,6 +359,16 @@ class EngineCore:
         with suppress(ForebayError):
             for ticket in self.decoder.give_up():
                 self.cache.allocator.retire(ticket)
+
+    def _lose_for_good(self, error: DeviceLost) -> None:
+        """No step in flight will ever end, and nothing the device holds can be read again."""
+        for request in (*self.running.values(), *self.waiting):
+            if not request.finished:
+                self.end(request, "error", error, retired=True)
+        self.decoder.ledger.forget_steps()
+        self.cache.allocator.retire_all()
+        if self.cache.prefix is not None:
+            self.cache.prefix.clear()
 
     def report(self) -> dict[str, int]:
         """Counts of what happened since the engine was made, by name."""

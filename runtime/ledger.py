@@ -147,6 +147,10 @@ class Ledger:
                     self._advance(result)
             yield step.ticket, results
 
+    def forget_steps(self) -> None:
+        """The device is lost: steps in flight are never read."""
+        self._pending.clear()
+
     def abandon(self) -> Iterator[Ticket]:
         """Wait for every step in flight without looking at what it says."""
         while self._pending:

@@ -115,7 +115,9 @@ class SimArray:
             kind = "a boolean mask" if "bool" in masks else "a device array (use xp.take)"
             self.issuer.refuse(f"an index by {kind} takes the shape or the place from device values")
         if any(isinstance(part, np.ndarray | list) for part in parts):
-            self.issuer.refuse("an index by a numpy array or a list: a host array; use xp.take with a Buffer of indices")
+            self.issuer.refuse(
+                "an index by a numpy array or a list: a host array; use xp.take with a Buffer of indices"
+            )
         return self.at(self.place.indexed(parts))
 
     def __len__(self) -> int:

@@ -107,9 +107,7 @@ def _gathered(tile: Tile, first: int, last: int) -> Tile:
     )
 
 
-def _attend(
-    q: HostArray, tile: Tile, start: int, end: int, plan: Plan, call: Call, sinks: HostArray | None
-) -> Rows:
+def _attend(q: HostArray, tile: Tile, start: int, end: int, plan: Plan, call: Call, sinks: HostArray | None) -> Rows:
     """One query ``[Hq, D]`` over positions ``start`` to ``end - 1``: out ``[Hq, Dv]`` and LSE ``[Hq]``.
 
     Positions behind the table's end are rows of zeros, however many there are: each has the score 0 and adds nothing to the output.

@@ -132,7 +132,9 @@ class Staging:
             queue.bytes_up += sent.nbytes
             view[self.blocks[column[arrives]], offset[arrives]] = sent[arrives]
             if checksum(view[self.blocks[column], offset]) != checksum(sent):
-                raise DeviceLost(f"sim: {self.tokens} staged rows arrived torn in blocks {self.blocks.tolist()} (their checksum differs)")
+                raise DeviceLost(
+                    f"sim: {self.tokens} staged rows arrived torn in blocks {self.blocks.tolist()} (their checksum differs)"
+                )
 
 
 def compact(view: HostArray, blocks: HostArray, dtype: str) -> HostArray:

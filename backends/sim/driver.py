@@ -147,7 +147,9 @@ class SimDriver(Driver):
         if not x.flags.writeable:
             raise InvalidLayout("wrap_pool: the array is read-only; a pool must be writable")
         if not x.flags.aligned or any(step < 0 for step in x.strides):
-            raise InvalidLayout(f"wrap_pool: strides {x.strides} bytes over shape {x.shape}; sim takes aligned, non-negative ones")
+            raise InvalidLayout(
+                f"wrap_pool: strides {x.strides} bytes over shape {x.shape}; sim takes aligned, non-negative ones"
+            )
         place = Place(0, x.shape, x.strides)
         handle = SimArray(self._issuer, self._memory.adopt(x, "foreign memory"), place, dtype)
         return ForeignMemory(handle, x.shape, x.strides, x.ctypes.data)
@@ -225,7 +227,8 @@ class SimDriver(Driver):
         """One launch, and one for a location by table."""
         g, slots = pool.geometry, self._slots(pool, loc)
         k, v = (
-            self._issuer.new((*slots.shape, g.num_kv_heads, dim), g.dtype, "rows of a pool") for dim in (g.key_dim, g.value_dim)
+            self._issuer.new((*slots.shape, g.num_kv_heads, dim), g.dtype, "rows of a pool")
+            for dim in (g.key_dim, g.value_dim)
         )
         ins = (slots, *self._storage(pool, layer))
         self._issuer.put(Launch("read_kv", doors.read, (k, v, pool.dropped_buffer.handle), ins, (_plan(pool),)))

@@ -158,7 +158,9 @@ class Issuer:
         if isinstance(x, SimArray):
             self.check(x, act)
         elif isinstance(x, np.ndarray) or not isinstance(x, int | float | np.generic):
-            self.refuse(f"{act} got a host {type(x).__name__} among device arrays (numpy and Python arrays stay on the host)")
+            self.refuse(
+                f"{act} got a host {type(x).__name__} among device arrays (numpy and Python arrays stay on the host)"
+            )
 
     def common_dtype(self, act: str, a: Any, b: Any) -> str:
         """The dtype two operands have in common: arrays must agree; a number takes the array's, unless it is wider in kind."""

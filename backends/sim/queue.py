@@ -79,7 +79,9 @@ class Upload:
             sent = torn(sent, memory)
         memory[...] = sent
         if self.checked and checksum(memory) != checksum(self.bits):
-            raise DeviceLost(f"sim: a transfer of {self.bits.nbytes} bytes to {self.target!r} arrived torn (its checksum differs)")
+            raise DeviceLost(
+                f"sim: a transfer of {self.bits.nbytes} bytes to {self.target!r} arrived torn (its checksum differs)"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,9 @@ def check_warm(segment: str, ran: Program, recorded: Program) -> None:
                 f"Segment {segment} evaluates to another program than the one that ran: launch {n} is {new[0]}, not {old[0]}; "
                 "run it once before capture"
             )
-    raise ColdCapture(f"Segment {segment} evaluates to {len(recorded)} launches, {len(ran)} ran; run it once before capture")
+    raise ColdCapture(
+        f"Segment {segment} evaluates to {len(recorded)} launches, {len(ran)} ran; run it once before capture"
+    )
 
 
 @dataclass
