@@ -84,7 +84,7 @@ class SimArray:
     would change an array in place, is refused (clause C2).
     """
 
-    __slots__ = ("issuer", "allocation", "dtype", "place")
+    __slots__ = ("allocation", "dtype", "issuer", "place")
     __hash__ = None  # type: ignore[assignment]  # == compares elements
 
     def __init__(self, issuer: Issuer, allocation: Allocation, place: Place, dtype: str) -> None:
@@ -120,6 +120,9 @@ class SimArray:
             )
         return self.at(self.place.indexed(parts))
 
+    def __invert__(self) -> SimArray:
+        return self.issuer.unary("invert", self)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array of no axes has no length")
@@ -149,9 +152,9 @@ class SimArray:
         scalars = all(isinstance(x, SimArray | np.generic) for x in inputs)
         if method == "__call__" and not options and len(inputs) == 2 and scalars and ufunc.__name__ in _BY_UFUNC:
             return self.issuer.binary(_BY_UFUNC[ufunc.__name__], inputs[0], inputs[1])
-        if any(isinstance(x, np.ndarray) for x in inputs):
-            self.issuer.refuse(f"a numpy array among device arrays (numpy.{ufunc.__name__}): a host array")
-        self.issuer.refuse(f"a host read of a device value by numpy.{ufunc.__name__}")
+        with_host = any(isinstance(x, np.ndarray) for x in inputs)
+        act = "a numpy array (a host array) among device arrays" if with_host else "a host read of a device value"
+        return self.issuer.refuse(f"{act} by numpy.{ufunc.__name__}")
 
 
 _BY_UFUNC: Final = {
@@ -205,7 +208,6 @@ def _install() -> None:
         setattr(SimArray, f"__{name}__", _host_read(f"__{name}__"))
     for name in ("item", "tolist", "numpy"):
         setattr(SimArray, name, _host_read(name))
-    SimArray.__invert__ = lambda x: x.issuer.unary("invert", x)  # type: ignore[attr-defined]
 
 
 _install()

@@ -92,7 +92,7 @@ def copy(outs: Views, ins: Views) -> None:
     outs[0].bits[...] = ins[0].bits
 
 
-def zero(outs: Views, ins: Views) -> None:
+def zero(outs: Views, _ins: Views) -> None:
     """Zeros."""
     for out in outs:
         out.bits[...] = 0

@@ -50,7 +50,7 @@ class Fault:
         if not isinstance(given, Mapping):
             raise InvalidInput(f"{what}: got {given!r}, expected mappings such as {{'kind': 'lost', 'at_launch': 17}}")
         kind = given.get("kind")
-        if kind not in PLACES:
+        if not isinstance(kind, str) or kind not in PLACES:
             raise InvalidInput(f"{what}: got kind {kind!r}, expected one of {', '.join(PLACES)}")
         fields = [str(name) for name in given if name != "kind"]
         if len(fields) != 1 or fields[0] not in PLACES[kind]:
