@@ -56,4 +56,4 @@ def load(
 
 def probe() -> Availability:
     """It can always run."""
-    return Availability(usable=True, reason=f"simulated by numpy {version('numpy')}")
+    return Availability(usable=True, reason=f"numpy {version('numpy')}")

@@ -50,6 +50,7 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
         "bad": "broken",
         "cpu": "usable",
         "cracked": "broken",
+        "sim": "usable",
     }
     assert (found["bad"]["distribution"], found["bad"]["version"]) == ("bad-chip", "2.5")
     assert found["bad"]["cause"] == "ModuleNotFoundError: No module named 'stale_dep'"
@@ -65,7 +66,9 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
     ]
     assert data["selection"]["selected"] == "cpu"
     reasons = {candidate["name"]: candidate["passed_over"] for candidate in data["selection"]["considered"]}
-    assert set(reasons) == {"away", "bad", "cpu", "cracked"}
+    assert set(reasons) == {"away", "bad", "cpu", "cracked", "sim"}
+    assert reasons["sim"] == "its kind is simulated: auto takes an accelerator, else cpu"
+    assert [mode["kind"] for mode in found["sim"]["modes"]] == ["simulated"]
 
 
 @pytest.mark.clause("B5")

@@ -89,6 +89,7 @@ def test_the_wheel_declares_its_command_backends_extras_and_licence(unpacked: Pa
     assert {(e.group, e.name) for e in found.entry_points} >= {
         ("console_scripts", "forebay"),
         ("forebay.backends", "cpu"),
+        ("forebay.backends", "sim"),
     }
     assert set(found.metadata.get_all("Provides-Extra") or []) >= {"cpu", "hf", "test"}
     assert found.metadata["License-Expression"] == "Apache-2.0"
