@@ -106,6 +106,8 @@ class SimArray:
         """The elements' bytes as a numpy view: for what the queue executes alone."""
         place = self.place
         kind = BITS_DTYPE[self.dtype]
+        if 0 in place.shape:
+            return np.empty(place.shape, kind)
         return np.ndarray(place.shape, kind, self.allocation.data, place.offset, place.strides)
 
     def __getitem__(self, index: Any) -> SimArray:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.backends.sim.driver import SimDriver
+from forebay.runtime import Model, Settings, load_model, open_backend
 from forebay.specs import Backend
 from tests.backends_sim.opened import open_sim
 from tests.contract.conftest import pair, shadow  # noqa: F401  (fixtures of the shared tests)
+from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,15 @@ def backend() -> Iterator[Backend]:
         yield made
 
 
-@pytest.fixture
-def driver() -> SimDriver:
-    """A driver without a backend in front."""
-    return SimDriver()
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The tiny model of the runtime's tests, in float32."""
+    return load_model(write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model"), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def expected(model: Model) -> list[tuple[int, ...]]:
+    """Tokens of the runtime tests' prompts, each alone, by a plain run on the cpu backend."""
+    with open_backend("cpu", settings=Settings(), threads=1) as cpu:
+        with make_engine(model, cpu, arm="eager", slots=1, max_len=64) as engine:
+            return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
