@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -120,7 +121,8 @@ class BlockAllocator:
         self._in_flight = [(serial, block) for serial, block in self._in_flight if serial > self._retired]
 
     def retire_all(self) -> None:
-        """Say that no step in flight will ever touch a block again, because the device is lost: all that waited become free."""
+        """Say that no step will ever touch a block again, because the device is lost: blocks that waited, and later ones, are free."""
+        self._retired = sys.maxsize
         self._free.extend(block for _, block in self._in_flight)
         self._in_flight.clear()
 

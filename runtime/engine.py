@@ -235,6 +235,8 @@ class Engine:
         Raises:
             InvalidInput: the engine is closed.
             StaleTrace: the device ran a row that holds no request; every running request ends with this error.
+            DeviceLost: the device answers no more; every request ends with this error, waiting ones too.
+            Unsupported: the device's memory was used up; what was not done is tried again by the next call.
             CaptureDeclined: ``capture = "required"`` and the device declined.
         """
         self._check_open()

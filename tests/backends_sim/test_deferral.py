@@ -92,13 +92,23 @@ def test_staging_is_ordered_against_queued_work() -> None:
         for i in range(3):
             host[...] = i
             b.stage(
-                host[:, 0], host[:, 1], pool, 0, src_blocks=[0], dst_blocks=[1], tokens=2, dtype="float32", accept_strided=True
+                host[:, 0],
+                host[:, 1],
+                pool,
+                0,
+                src_blocks=[0],
+                dst_blocks=[1],
+                tokens=2,
+                dtype="float32",
+                accept_strided=True,
             )
             host[...] = np.nan
             tickets.append(b.run(segment))
         assert launched(b) == 0
         got = [ticket.get() for ticket in tickets]
-        assert [(g["k"].ravel().tolist(), g["v"].ravel().tolist()) for g in got] == [([i] * 4, [i] * 4) for i in range(3)]
+        assert [(g["k"].ravel().tolist(), g["v"].ravel().tolist()) for g in got] == [
+            ([i] * 4, [i] * 4) for i in range(3)
+        ]
 
 
 @pytest.mark.clause("C9")

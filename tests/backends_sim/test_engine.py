@@ -77,9 +77,7 @@ def test_a_steady_step_is_done_when_it_is_read(model: Model) -> None:
 
 @pytest.mark.clause("C6", "L5")
 def test_preempted_kv_is_offloaded_and_staged_back(model: Model, expected: Tokens) -> None:
-    tokens, report = generate(
-        model, {}, arm="captured", preempt="offload", block_size=4, num_blocks=12, read_behind=2
-    )
+    tokens, report = generate(model, {}, arm="captured", preempt="offload", block_size=4, num_blocks=12, read_behind=2)
     assert tokens == expected
     assert report["engine"]["restored"] > 0
     assert report["counters"]["launches"]["stage"] > 0

@@ -126,7 +126,12 @@ def test_a_torn_transfer_is_found_by_its_checksum() -> None:
         (1, lambda b: b.buffer("x", np.arange(1, 5, dtype=np.float32)).get()),
         (1, lambda b: b.to_device(np.arange(1, 5, dtype=np.int32))),
         (1, lambda b: b.to_device(np.array([7], np.int32))),
-        (2, lambda b: (lambda x: (b.upload(x, np.ones(3, np.float32)), x.get())[1])(b.buffer("x", np.zeros(3, np.float32)))),
+        (
+            2,
+            lambda b: (lambda x: (b.upload(x, np.ones(3, np.float32)), x.get())[1])(
+                b.buffer("x", np.zeros(3, np.float32))
+            ),
+        ),
     ):
         b = open_sim(inject=[{"kind": "torn", "at_upload": at}])
         x = send(b)

@@ -40,7 +40,12 @@ def test_an_array_whose_memory_was_given_back_is_refused() -> None:
         x = b.buffer("x", np.ones(2, np.float32))
         stale = x.get()
         b.release(x)
-        for use in (lambda: stale + 1, lambda: b.to_host(stale), lambda: b.xp.exp(stale), lambda: b.xp.reshape(stale, (1, 2))):
+        for use in (
+            lambda: stale + 1,
+            lambda: b.to_host(stale),
+            lambda: b.xp.exp(stale),
+            lambda: b.xp.reshape(stale, (1, 2)),
+        ):
             with pytest.raises(InvalidInput, match="whose memory was given back"):
                 use()
 
@@ -65,7 +70,9 @@ def test_memory_is_bounded() -> None:
     """The limit is named; what is freed behind the queue counts as free; nothing is taken by a refusal."""
     with open_sim(memory_limit=10_000) as b:
         x = b.buffer("x", np.ones(1000, np.float32))
-        with pytest.raises(Unsupported, match=r"8000 bytes, more than there is: .*the device has 10000 bytes, 4000 of them in use"):
+        with pytest.raises(
+            Unsupported, match=r"8000 bytes, more than there is: .*the device has 10000 bytes, 4000 of them in use"
+        ):
             b.reserve("y", (2000,), "float32")
         with pytest.raises(Unsupported, match=r"an uploaded array needs 8000 bytes; the device has 10000 bytes"):
             b.to_device(np.ones(2000, np.float32))
@@ -88,7 +95,9 @@ def test_capture_declines_without_room_for_the_arena() -> None:
             b.run(Segment("wider", lambda _: ({x: ((x.get() + 1) * 2 + 1) * 0.5}, {}), updates=(x,)))
         b.run(segment)
         spare = b.reserve("spare", (800,), "float32")
-        with pytest.raises(CaptureDeclined, match=r"the arena of Segment wide\[\] needs 7296 bytes; the device has 10000 bytes"):
+        with pytest.raises(
+            CaptureDeclined, match=r"the arena of Segment wide\[\] needs 7296 bytes; the device has 10000 bytes"
+        ):
             b.capture(segment)
         assert b.counters.declined == 1
         b.release(spare)

@@ -19,7 +19,16 @@ Op = Callable[[Any, dict[str, Any]], Any]
 
 
 def shapes(rows: int) -> dict[str, tuple[int, ...]]:
-    return {"x": (rows, 24), "y": (rows, 24), "h": (rows, 4, 6), "cos": (rows, 3), "sin": (rows, 3), "w": (10, 24), "b": (10,), "n": (24,)}
+    return {
+        "x": (rows, 24),
+        "y": (rows, 24),
+        "h": (rows, 4, 6),
+        "cos": (rows, 3),
+        "sin": (rows, 3),
+        "w": (10, 24),
+        "b": (10,),
+        "n": (24,),
+    }
 
 
 PER_ROW = ("x", "y", "h", "cos", "sin", "i", "j")
@@ -51,7 +60,10 @@ FLOAT_OPS: dict[str, tuple[Op, Op]] = {
     "maximum": (lambda xp, a: xp.maximum(a["x"], a["y"]), lambda np_, a: np.maximum(a["x"], a["y"])),
     "minimum": (lambda xp, a: xp.minimum(a["x"], a["y"]), lambda np_, a: np.minimum(a["x"], a["y"])),
     "clip": (lambda xp, a: xp.clip(a["x"], -1, 1), lambda np_, a: np.clip(a["x"], -1, 1)),
-    "where": (lambda xp, a: xp.where(a["x"] < a["y"], a["x"], 0.5), lambda np_, a: np.where(a["x"] < a["y"], a["x"], 0.5)),
+    "where": (
+        lambda xp, a: xp.where(a["x"] < a["y"], a["x"], 0.5),
+        lambda np_, a: np.where(a["x"] < a["y"], a["x"], 0.5),
+    ),
     "reshape": (lambda xp, a: xp.reshape(a["h"], (-1, 2, 12)), lambda np_, a: a["h"].reshape(-1, 2, 12)),
     "reshape of a transpose": (
         lambda xp, a: xp.reshape(xp.permute(a["h"], (0, 2, 1)), (-1, 24)),
@@ -108,10 +120,16 @@ EXACT_OPS: dict[str, tuple[Op, Op]] = {
     "int / int": (lambda xp, a: a["i"] / 8, lambda np_, a: (a["i"] / 8).astype(np.float32)),
     "int * float": (lambda xp, a: a["i"] * 0.5, lambda np_, a: (a["i"] * 0.5).astype(np.float32)),
     "numpy scalar": (lambda xp, a: np.int32(2) * a["i"] - np.int32(1), lambda np_, a: 2 * a["i"] - np.int32(1)),
-    "truncate": (lambda xp, a: xp.astype(a["x"] * 9, "int32"), lambda np_, a: (a["x"] * np.float32(9)).astype(np.int32)),
+    "truncate": (
+        lambda xp, a: xp.astype(a["x"] * 9, "int32"),
+        lambda np_, a: (a["x"] * np.float32(9)).astype(np.int32),
+    ),
     "to bool": (lambda xp, a: xp.astype(a["i"], "bool"), lambda np_, a: a["i"] != 0),
     "from bool": (lambda xp, a: xp.astype(a["i"] > 0, "int32"), lambda np_, a: (a["i"] > 0).astype(np.int32)),
-    "choice of numbers": (lambda xp, a: xp.where(a["i"] > 0, 1, -1), lambda np_, a: np.where(a["i"] > 0, 1, -1).astype(np.int32)),
+    "choice of numbers": (
+        lambda xp, a: xp.where(a["i"] > 0, 1, -1),
+        lambda np_, a: np.where(a["i"] > 0, 1, -1).astype(np.int32),
+    ),
     "argmax": (lambda xp, a: xp.argmax(a["i"] // 500), lambda np_, a: np.argmax(a["i"] // 500, -1).astype(np.int32)),
     "take": (lambda xp, a: xp.take(a["n"], a["j"]), lambda np_, a: a["n"][a["j"]]),
     "head": (lambda xp, a: xp.head(a["w"], 4), lambda np_, a: a["w"][:4]),
@@ -152,7 +170,9 @@ def test_an_operation_replays_as_it_runs(backend: Backend, name: str) -> None:
     """On other values than those of its capture, and with the bits of an operation outside a Segment."""
     op = (FLOAT_OPS | EXACT_OPS)[name][0]
     made = {n: backend.buffer(n, x) for n, x in inputs(ROWS).items()}
-    segment = Segment(name, lambda b: ({}, {"out": op(b.xp, {n: x.get() for n, x in made.items()})}), reads=tuple(made.values()))
+    segment = Segment(
+        name, lambda b: ({}, {"out": op(b.xp, {n: x.get() for n, x in made.items()})}), reads=tuple(made.values())
+    )
     backend.run(segment)
     trace = backend.capture(segment)
     for n, x in inputs(ROWS, seed=1).items():
@@ -181,14 +201,19 @@ def test_a_row_has_the_same_bits_in_any_batch(backend: Backend, name: str, dtype
 def test_bfloat16_is_rounded_to_nearest_even(backend: Backend) -> None:
     """Against the rounding of the tests' own, over ties, the largest numbers, infinities and NaN."""
     raw = np.concatenate(
-        [np.arange(0x3F80_0000, 0x3F84_0000, 0x1000, np.uint32), np.array([0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 1], np.uint32)]
+        [
+            np.arange(0x3F80_0000, 0x3F84_0000, 0x1000, np.uint32),
+            np.array([0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 1], np.uint32),
+        ]
     )
     x = backend.to_device(raw.view(np.float32))
     got = backend.to_host(backend.xp.astype(x, "bfloat16"))
     wide = raw.astype(np.uint64)
     up = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint32) << np.uint32(16)
     same_bits(got, up.view(np.float32))
-    assert np.isnan(backend.to_host(backend.xp.astype(backend.to_device(np.array([np.nan], np.float32)), "bfloat16"))).all()
+    assert np.isnan(
+        backend.to_host(backend.xp.astype(backend.to_device(np.array([np.nan], np.float32)), "bfloat16"))
+    ).all()
     assert attention.values(np.array([0x3F80], np.uint16))[0] == 1
 
 

@@ -76,11 +76,23 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stuck_timeout": float("nan")}, InvalidInput, "stuck_timeout: got nan"),
     ({"inject": {"kind": "lost", "at_launch": 1}}, InvalidInput, "inject: got .*expected a list of mappings"),
     ({"inject": ["lost"]}, InvalidInput, "inject: got 'lost', expected mappings"),
-    ({"inject": [{"kind": "burnt", "at_launch": 1}]}, InvalidInput, "got kind 'burnt', expected one of lost, stuck, mem"),
+    (
+        {"inject": [{"kind": "burnt", "at_launch": 1}]},
+        InvalidInput,
+        "got kind 'burnt', expected one of lost, stuck, mem",
+    ),
     ({"inject": [{"kind": "lost"}]}, InvalidInput, r"lost got \[\], expected one of at_launch"),
-    ({"inject": [{"kind": "torn", "at_launch": 1}]}, InvalidInput, r"torn got \['at_launch'\], expected one of at_upload"),
+    (
+        {"inject": [{"kind": "torn", "at_launch": 1}]},
+        InvalidInput,
+        r"torn got \['at_launch'\], expected one of at_upload",
+    ),
     ({"inject": [{"kind": "lost", "at_launch": 1, "for": 2}]}, InvalidInput, r"lost got \['at_launch', 'for'\]"),
-    ({"inject": [{"kind": "memory", "at_capture": 0}]}, InvalidInput, "memory at_capture got 0, expected an int from 1"),
+    (
+        {"inject": [{"kind": "memory", "at_capture": 0}]},
+        InvalidInput,
+        "memory at_capture got 0, expected an int from 1",
+    ),
     ({"inject": [{"kind": "lost", "at_launch": True}]}, InvalidInput, "lost at_launch got True"),
 ]
 

@@ -54,7 +54,9 @@ def test_a_host_value_that_changes_is_not_frozen() -> None:
         random = np.random.default_rng(0)
         draws = Segment("draws", lambda _: ({x: x.get() + np.float32(random.random())}, {}), updates=(x,))
         b.run(draws)
-        with pytest.raises(CaptureViolation, match=r"launch 0 \(add\) of Segment draws\[\] bakes a host value that is not the same"):
+        with pytest.raises(
+            CaptureViolation, match=r"launch 0 \(add\) of Segment draws\[\] bakes a host value that is not the same"
+        ):
             b.capture(draws)
         fixed = Segment("fixed", lambda _: ({x: x.get() + np.float32(0.5)}, {}), updates=(x,))
         b.run(fixed)
@@ -113,7 +115,10 @@ OUTSIDE: dict[str, tuple[Any, str]] = {
     "a condition of floats": (lambda b, d: b.xp.where(d.x.get(), 1, 0), "got a condition of float32, expected bool"),
     "a bitcast of size": (lambda b, d: b.xp.bitcast(d.x.get(), "bfloat16"), "expected float32 and int32"),
     "the exponential of ints": (lambda b, d: b.xp.exp(d.ids.get()), "got int32, expected a float array"),
-    "a product that does not fit": (lambda b, d: b.xp.linear(d.x.get(), d.closed_matrix), r"expected \[..., K\], \[N, K\]"),
+    "a product that does not fit": (
+        lambda b, d: b.xp.linear(d.x.get(), d.closed_matrix),
+        r"expected \[..., K\], \[N, K\]",
+    ),
 }
 
 
