@@ -29,6 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture(scope="session")
 def expected(model: Model) -> list[tuple[int, ...]]:
     """Tokens of the runtime tests' prompts, each alone, by a plain run on the cpu backend."""
-    with open_backend("cpu", settings=Settings(), threads=1) as cpu:
-        with make_engine(model, cpu, arm="eager", slots=1, max_len=64) as engine:
-            return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]
+    with (
+        open_backend("cpu", settings=Settings(), threads=1) as cpu,
+        make_engine(model, cpu, arm="eager", slots=1, max_len=64) as engine,
+    ):
+        return [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, PARAMS, strict=True)]

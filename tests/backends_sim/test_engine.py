@@ -100,12 +100,13 @@ def test_sampled_tokens_are_those_of_the_cpu(model: Model) -> None:
         SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3, logit_bias={5: 2.0}),
     ]
     answers = []
-    for name in ("cpu", "sim"):
-        options = {"threads": 1} if name == "cpu" else {}
-        with open_backend("cpu", settings=Settings(), **options) if name == "cpu" else open_sim() as b:
-            with make_engine(model, b, slots=3, max_len=64, arm="captured", read_behind=2) as engine:
-                results = engine.generate(PROMPTS[:3], params)
-                answers.append((tokens_of(results), [len(r.logprobs or ()) for r in results]))
+    for opened in (open_backend("cpu", settings=Settings(), threads=1), open_sim()):
+        with (
+            opened as b,
+            make_engine(model, b, slots=3, max_len=64, arm="captured", read_behind=2) as engine,
+        ):
+            results = engine.generate(PROMPTS[:3], params)
+            answers.append((tokens_of(results), [len(r.logprobs or ()) for r in results]))
     assert answers[0] == answers[1]
 
 

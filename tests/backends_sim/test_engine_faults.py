@@ -1,4 +1,4 @@
-"""Faults of the device under an engine: each request ends or is retried with a true reason, never a wrong token, no block leaks (C5)."""
+"""Faults of the device under an engine: each request ends or is retried with a true reason; no wrong token, no leak (clause C5)."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_bfloat16_is_rounded_to_nearest_even(backend: Backend) -> None:
     """Against the rounding of the tests' own, over ties, the largest numbers, infinities and NaN."""
     raw = np.concatenate(
         [
-            np.arange(0x3F80_0000, 0x3F84_0000, 0x1000, np.uint32),
+            np.arange(0x3F80_0000, 0x3F84_0000, 0x1000).astype(np.uint32),
             np.array([0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 1], np.uint32),
         ]
     )

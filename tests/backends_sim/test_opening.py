@@ -119,7 +119,7 @@ def test_its_capabilities_are_those_it_has() -> None:
                 value_dim = 4 if layout == "LATENT" else None
                 for dtype in cap.kv_dtypes:
                     b.release(b.create_pool(KVGeometry(3, 2, 1, 6, dtype=dtype, value_head_dim=value_dim), layout))
-            with pytest.raises(Unsupported, match="KV dtype 'float16'.*supports float32, bfloat16"):
+            with pytest.raises(Unsupported, match=r"KV dtype 'float16'.*supports float32, bfloat16"):
                 b.create_pool(KVGeometry(3, 2, 1, 6, dtype="float16"))
 
 

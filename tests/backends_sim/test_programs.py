@@ -96,7 +96,7 @@ OUTSIDE: dict[str, tuple[Any, str]] = {
     "numpy function": (lambda b, d: np.exp(d.x.get()), "a host read of a device value by numpy.exp"),
     "numpy operand": (lambda b, d: d.x.get() + np.ones(4, np.float32), "host ndarray among device arrays"),
     "numpy operand on the left": (lambda b, d: np.ones(4, np.float32) + d.x.get(), "a host array. among device arrays"),
-    "a list": (lambda b, d: d.x.get() + [1, 2, 3, 4], "host list among device arrays"),
+    "a list": (lambda b, d: d.x.get() + list(range(4)), "host list among device arrays"),
     "setting an item": (lambda b, d: d.x.get().__setitem__(0, 1.0), "changes an array in place"),
     "in place": (lambda b, d: d.x.get().__iadd__(1.0), "add= changes an array in place"),
     "a mask": (lambda b, d: d.x.get()[d.x.get() > 1], "a boolean mask"),
