@@ -24,7 +24,7 @@ from . import attention, dense, doors
 from .arrays import Place, SimArray
 from .faults import Faults
 from .issue import Issuer
-from .memory import Allocation, DeviceMemory, OutOfDeviceMemory
+from .memory import Allocation, DeviceMemory
 from .namespace import SimNamespace
 from .queue import Launch, Poisoning, Queue, Readback, Upload
 from .record import Program, Record, SimTrace, check_warm, program_of
@@ -182,7 +182,7 @@ class SimDriver(Driver):
             raise CaptureDeclined(f"sim: {arena.what} needs {arena.size} bytes; the device has an injected exhaustion")
         try:
             self._memory.reserve(arena)
-        except OutOfDeviceMemory as error:
+        except MemoryError as error:
             raise CaptureDeclined(str(error)) from error
         return SimTrace(arena, tuple(record.launches), emits)
 

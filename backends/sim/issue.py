@@ -13,7 +13,7 @@ from forebay.specs.errors import CaptureViolation, InvalidInput, Unsupported
 
 from . import dense
 from .arrays import COMPARISONS, Place, SimArray
-from .memory import Allocation, DeviceMemory, OutOfDeviceMemory
+from .memory import Allocation, DeviceMemory
 from .queue import Kernel, Launch, Queue, sizes
 from .record import Record
 
@@ -48,7 +48,7 @@ class Issuer:
             return SimArray(self, arena, Place.dense(arena.grow(size), shape, ITEMSIZE[dtype]), dtype)
         try:
             made = self._memory.allocate(size, what)
-        except OutOfDeviceMemory as error:
+        except MemoryError as error:
             raise Unsupported(str(error)) from error
         if record is not None:
             record.known.add(made)
@@ -58,7 +58,7 @@ class Issuer:
         """The array that fills an allocation."""
         return SimArray(self, allocation, Place.dense(0, shape, ITEMSIZE[dtype]), dtype)
 
-    def dense(self, x: SimArray) -> SimArray:
+    def contiguous(self, x: SimArray) -> SimArray:
         """``x``, copied if its elements do not lie in row-major order."""
         if x.place.is_dense(ITEMSIZE[x.dtype]):
             self.check(x, "a reshape")

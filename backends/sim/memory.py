@@ -24,10 +24,6 @@ ALIGNMENT: Final = 64
 """Bytes; arena places start at multiples of it."""
 
 
-class OutOfDeviceMemory(MemoryError):
-    """The device's memory is used up; the message says how much there is and how much was asked for."""
-
-
 class Allocation:
     """A run of device bytes with an identity.
 
@@ -116,7 +112,7 @@ class DeviceMemory:
         """Poisoned memory.
 
         Raises:
-            OutOfDeviceMemory: more than is left, or an injected exhaustion.
+            MemoryError: more than is left, or an injected exhaustion.
         """
         data = self._take(size, what)
         made = Allocation(self, size, what, data)
@@ -131,7 +127,7 @@ class DeviceMemory:
         """Give a recorded arena its memory, once and for all.
 
         Raises:
-            OutOfDeviceMemory: as :meth:`allocate`.
+            MemoryError: as :meth:`allocate`.
         """
         arena.bind(self._take(arena.size, arena.what))
         self._live.add(arena)
@@ -162,7 +158,7 @@ class DeviceMemory:
         exhausted = self._faults.allocation()
         if exhausted or (self._limit is not None and self.live_bytes + size > self._limit):
             there = "an injected exhaustion" if exhausted else f"{self._limit} bytes, {self.live_bytes} of them in use"
-            raise OutOfDeviceMemory(f"sim: {what} needs {size} bytes; the device has {there}")
+            raise MemoryError(f"sim: {what} needs {size} bytes; the device has {there}")
         data = np.empty(size, np.uint8)
         fill_with_poison(data)
         self.live_bytes += size

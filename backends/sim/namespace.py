@@ -43,7 +43,7 @@ class SimNamespace:
         sizes_ = tuple(int(n) if n != -1 else whole // max(known, 1) for n in shape)
         if prod(sizes_) != whole or sum(n == -1 for n in shape) > 1:
             raise InvalidInput(f"xp.reshape: got {list(x.shape)} to {list(shape)}; the numbers of elements differ")
-        source = self._issuer.dense(x)
+        source = self._issuer.contiguous(x)
         return source.at(Place.dense(source.place.offset, sizes_, ITEMSIZE[x.dtype]))
 
     def permute(self, x: SimArray, axes: Sequence[int]) -> SimArray:

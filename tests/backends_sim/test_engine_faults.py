@@ -60,7 +60,7 @@ def drive(model: Model, *inject: dict[str, Any], **options: Any) -> Ending:
                 prefix.clear()
             ending.counts = engine._core.report()
             assert allocator.num_in_flight == 0
-            assert allocator._references == {}
+            assert allocator.num_allocated == 0
             assert allocator.num_free == engine._parts.pool.geometry.num_blocks - 1
             assert not engine._core.running
         finally:

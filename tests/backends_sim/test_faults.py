@@ -136,7 +136,7 @@ def test_a_torn_transfer_is_found_by_its_checksum() -> None:
         (2, uploaded),
     ):
         b = open_sim(inject=[{"kind": "torn", "at_upload": at}])
-        x = send(b)  # type: ignore[no-untyped-call]  # lambdas in a tuple
+        x = send(b)
         with pytest.raises(DeviceLost, match=r"a transfer of \d+ bytes to SimArray.* arrived torn"):
             b.to_host(x)
         closes(b)

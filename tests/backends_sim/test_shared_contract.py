@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import ModuleType
+
+import tests.contract
 
 from tests.contract import (
     test_addresses,
@@ -49,6 +52,11 @@ MODULES = (
     test_wrapped_memory,
     test_write_loc,
 )
+ELSEWHERE = {
+    "test_driver_surface": "is about ports and their defaults; it brings drivers of its own",
+    "test_numpy_port": "collects these tests over the numpy port",
+}
+"""Files of the contract's tests that do not belong here, and why."""
 DEVICE = {"backend", "desk", "pair", "shadow"}
 """Fixtures through which a test reaches the device."""
 
@@ -67,3 +75,9 @@ def shared_tests(module: ModuleType) -> dict[str, object]:
 
 for _module in MODULES:
     globals().update(shared_tests(_module))  # pytest collects them here a second time, over this folder's backend
+
+
+def test_every_file_of_the_contracts_tests_is_here_or_said_not_to_be() -> None:
+    files = {path.stem for folder in tests.contract.__path__ for path in Path(folder).glob("test_*.py")}
+    assert files == {module.__name__.rpartition(".")[2] for module in MODULES} | ELSEWHERE.keys()
+    assert all(shared_tests(module) for module in MODULES)

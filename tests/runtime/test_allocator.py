@@ -33,6 +33,21 @@ def counts(allocator: BlockAllocator) -> tuple[int, int, int]:
     return allocator.num_free, allocator.num_in_flight, allocator.num_allocated
 
 
+# -- a lost device -----------------------------------------------------------------------------------------------------
+@pytest.mark.clause("L5")
+def test_no_block_waits_for_a_lost_device() -> None:
+    """Steps that will never end hold nothing back: neither what was freed behind them, nor what is freed from now on."""
+    allocator = BlockAllocator(5)
+    blocks = allocator.allocate(4)
+    allocator.share(blocks[3:])
+    allocator.free(blocks[1:], after=ticket(7))
+    assert counts(allocator) == (0, 2, 2)
+    allocator.retire_all()
+    assert counts(allocator) == (2, 0, 2)
+    allocator.free([blocks[0], blocks[3]], after=ticket(9))
+    assert counts(allocator) == (4, 0, 0)
+
+
 # -- a shared block waits for every holder's last step ---------------------------------------------------------------
 @pytest.mark.clause("L5")
 @pytest.mark.parametrize("order", [(9, 3), (3, 9), (9, None), (None, 9)])
