@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import tests.contract
-
 from tests.contract import (
     test_addresses,
     test_decode,
