@@ -135,3 +135,15 @@ def test_a_trace_works_in_its_arena_alone() -> None:
         assert ticket.get()["x"][0] == 21, "a step that is queued still has its arena"
         b.synchronize()
         assert np.isnan(memory.view(np.float32)).all()
+
+
+@pytest.mark.clause("C7")
+def test_memory_is_sealed_while_a_trace_replays() -> None:
+    """The guard itself: an allocation made then is a fault of the driver, and is not passed over."""
+    with open_sim() as b:
+        memory = b._driver._memory
+        memory.sealed = True
+        with pytest.raises(RuntimeError, match="a trace works in its arena alone"):
+            b.to_device(np.ones(2, np.float32))
+        memory.sealed = False
+        assert b.to_host(b.to_device(np.ones(2, np.float32))).tolist() == [1, 1]
