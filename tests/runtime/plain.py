@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Plain:
         self._engine = make_engine(model, backend, arm="eager", slots=1, block_size=16, max_len=length)
         self._length = length
         self._continuations: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._draws: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = {}
         self._kv: dict[tuple[int, ...], FloatArray] = {}
 
     def close(self) -> None:
@@ -43,11 +45,18 @@ class Plain:
 
     def tokens(self, request: Request, first: int | None = None) -> tuple[int, ...]:
         """All tokens of a request alone; ``first`` is its first one where that was not the model's choice."""
+        if not request.params.plain:
+            return self._drawn(request.prompt, replace(request.params, seed=request.seed, n=1))
         params, own = request.params, () if first is None else (first,)
         more = params.max_tokens - len(own)
         made = own + (self.continuation((*request.prompt, *own), more)[:more] if more else ())
         ends = [i for i, token in enumerate(made) if token in request.stop]
         return made[: ends[0] + 1] if ends else made
+
+    def _drawn(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        if (prompt, params) not in self._draws:
+            self._draws[prompt, params] = self._engine.generate([prompt], params)[0].token_ids
+        return self._draws[prompt, params]
 
     def kv(self, tokens: Sequence[int]) -> FloatArray:
         """KV of ``tokens`` computed in one pass: ``[layers, 2, len(tokens), Hkv, D]``."""

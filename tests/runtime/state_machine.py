@@ -38,6 +38,15 @@ from tests.runtime.books import check_books, check_empty, read_rows
 from tests.runtime.harness import ARMS, make_engine, prompt, write_tiny_folder
 from tests.runtime.plain import Plain
 
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"temperature": 0.9},
+    {"temperature": 1.2, "top_k": 9, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "top_p": 0.9, "logprobs": 2},
+)
+"""How tokens are chosen."""
+
 STEMS = [prompt(14, seed=s) for s in range(3)]
 PREEMPTED = ("recompute", "offload")
 LONGEST, MOST_TOKENS, MAX_WAITING = 15, 9, 6
@@ -63,6 +72,8 @@ def diverging(engine: Engine) -> None:
 
     def diverged(request: Request, logits: Array) -> dict[Request, Chosen]:
         family = first_tokens(request, logits)
+        if not request.params.plain:
+            return family  # they draw, each by its own seed
         return {r: Chosen(first_token_of(r, request, chosen.token)) for r, chosen in family.items()}
 
     engine._core._first_tokens = diverged  # type: ignore[method-assign]
@@ -143,6 +154,8 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "other"]),
         seconds=st.sampled_from([None, None, None, 2.0, 6.0]),
         stops_at=st.integers(0, 20),
+        way=st.sampled_from(WAYS),
+        seed=st.integers(0, 3),
     )
     def add(
         self,
@@ -155,12 +168,14 @@ class EngineMachine(RuleBasedStateMachine):
         salt: str,
         seconds: float | None,
         stops_at: int,
+        way: dict[str, Any],
+        seed: int,
     ) -> None:
         """A request whose prompt may begin as others do, end at a token of its own, and be cut off by a deadline."""
         ids = stem[:length] + ([] if tail is None else [tail])
         coming = self.plain.continuation(ids, MOST_TOKENS)
         stop = tuple(coming[stops_at : stops_at + 1])
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stop, n=n)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stop, n=n, seed=seed, **way)
         options = {"priority": priority, "cache_salt": salt, "deadline": seconds}
         if len(self.engine._core.waiting) >= MAX_WAITING:
             try:
@@ -170,7 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
             raise AssertionError("a full queue took a request")
         root = self.engine.add(ids, params, **options)
         self.requests += [root, *root.siblings]
-        self.roots.update({s.index: root for s in root.siblings})
+        if params.plain:
+            self.roots.update({s.index: root for s in root.siblings})
 
     @rule(n=st.integers(1, 6))
     def step(self, n: int) -> None:

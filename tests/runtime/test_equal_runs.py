@@ -269,3 +269,19 @@ def test_host_prompts_that_alternate_do_not_mix(tiny_model: Model, backend: Back
             finish(engine, requests, plain)
             assert [tuple(r.token_ids) for r in requests if r is not requests[1]] == [right[0], *right[2:]]
             check_empty(engine)
+
+
+@pytest.mark.clause("S1")
+@pytest.mark.parametrize("urgent", range(1, 5))
+def test_an_urgent_prompt_does_not_take_the_host_from_one_half_computed(
+    tiny_model: Model, backend: Backend, plain: Plain, urgent: int
+) -> None:
+    options: dict[str, Any] = {"slots": 2, "block_size": 4, "max_len": 64, "max_step_tokens": 4, "prefill_on": "cpu"}
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    with make_engine(tiny_model, backend, **options) as engine:
+        requests = [engine.add(prompt(19, seed=1), params)]
+        for _ in range(urgent):
+            engine.step()
+        requests.append(engine.add(prompt(18, seed=2), params, priority=9))
+        finish(engine, requests, plain)
+        check_empty(engine)
