@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 
+from forebay.backends.sim.driver import SimDriver
 from forebay.specs import CaptureDeclined, InvalidInput, KVGeometry, Segment, Unsupported
 from tests.backends_sim.opened import counter, open_sim
 
@@ -141,7 +142,9 @@ def test_a_trace_works_in_its_arena_alone() -> None:
 def test_memory_is_sealed_while_a_trace_replays() -> None:
     """The guard itself: an allocation made then is a fault of the driver, and is not passed over."""
     with open_sim() as b:
-        memory = b._driver._memory
+        driver = b._driver
+        assert isinstance(driver, SimDriver)
+        memory = driver._memory
         memory.sealed = True
         with pytest.raises(RuntimeError, match="a trace works in its arena alone"):
             b.to_device(np.ones(2, np.float32))
