@@ -96,6 +96,7 @@ class EngineCore:
         self.steps += 1
         self._end_overdue()
         try:
+            self._take_up()
             self._admit()
             self._compute_prompts()
             if self._eager:
@@ -107,6 +108,16 @@ class EngineCore:
             raise
         released, self._released = self._released, []
         return released
+
+    def _take_up(self) -> None:
+        """Set right what an error or an interrupt cut off in an earlier step: ends half done, rows whose token was never settled."""
+        for slot, request in tuple(self.running.items()):
+            if request.finish_reason is not None:
+                self.end(request, request.finish_reason, request.error)
+            elif self.decoder.in_flight or not self.decoder.ledger.holds(slot):
+                continue
+            elif not self.decoder.ledger.agrees(slot, request.to_compute):
+                self._restart(request, Mismatch(slot, "its last step was never settled", at_fault=False))
 
     def _end_overdue(self) -> None:
         now = self._clock()
@@ -129,6 +140,9 @@ class EngineCore:
         """Give slots to waiting requests in order, as long as the first of them finds a slot and blocks."""
         while self.waiting:
             request = self.waiting.first
+            if request.slot is not None:
+                self.waiting.remove(request)  # an interrupt came between the two lines below
+                continue
             slot = next((s for s in range(self._slots) if s not in self.running), None)
             if slot is None:
                 if self._room.slot_for(request):
@@ -136,18 +150,14 @@ class EngineCore:
                 break
             if not self._take_in(request):
                 break
-            self.waiting.remove(request)
-            request.slot = slot
             self.running[slot] = request
+            request.slot = slot
+            self.waiting.remove(request)
             self._latencies.admitted(request, self.steps)
 
     def _take_in(self, request: Request) -> bool:
         """Blocks for what the request has to compute and the token behind it, its saved KV brought back; False if there is no room."""
-        if request.saved is None and not request.blocks:
-            self.cache.attach(request)
-            reused = request.computed
-        else:
-            reused = 0
+        reused = self.cache.attach(request) if request.saved is None and not request.blocks else 0
         if not self._room.for_newcomer(request, lambda: self.cache.extend(request, request.first_room)):
             if request.saved is None and request.computed < request.to_compute:
                 self.cache.release(request, self.decoder.last_ticket)
@@ -168,12 +178,12 @@ class EngineCore:
         for request in sorted(self.running.values(), key=lambda r: r.place):
             if request.slot is None or self.decoder.ledger.holds(request.slot):
                 continue
+            if not request.token_ids and request.computed == request.to_compute:
+                # Cut off between the last chunk and its token, whose logits are to be computed again: from the start, because its
+                # blocks may be cached by now, and a host's pool somebody else's.
+                self.cache.release(request, self.decoder.last_ticket)
             if not self._holds_room(request):
                 continue
-            if not request.token_ids and request.computed == request.to_compute:
-                # Cut off between the last chunk and its token: the logits have to be computed again, on the host from the start,
-                # because its pool may be somebody else's by now.
-                request.computed = request.to_compute - 1 if self._prefill.keeps_chunks else 0
             missing = request.to_compute - request.computed
             if not left or (missing and not self._prefill.may_advance(request)):
                 continue
@@ -183,8 +193,7 @@ class EngineCore:
 
     def _holds_room(self, request: Request) -> bool:
         """True once a running request holds blocks for what it computes: a restarted one has none."""
-        if not request.blocks:
-            self.cache.attach(request)
+        self.counts["reused_tokens"] += self.cache.attach(request)
         return self._room.for_running(request, lambda: self.cache.extend(request, request.first_room))
 
     def _advance(self, request: Request, stop: int, *, may_decode: bool) -> bool:
@@ -246,7 +255,6 @@ class EngineCore:
             if slot is None or slot not in self.decoder.active:
                 continue
             position = self.decoder.ledger.next_position(slot)
-            before = list(request.blocks)
             ticket = self.decoder.last_ticket
             for attempt in (
                 lambda r=request, p=position: self.cache.extend(r, p + 1),
@@ -255,8 +263,7 @@ class EngineCore:
                 if not self._room.for_running(request, attempt):
                     break
             else:
-                if request.blocks != before and self.decoder.ledger.holds(slot):
-                    self.decoder.grow(request)
+                self.decoder.grow(request)
 
     def _drain(self) -> None:
         """Read every step in flight, so that what each request has computed is known and freed blocks are free."""
@@ -280,7 +287,7 @@ class EngineCore:
             self._restart(request, result)
             return
         request.reseeds = 0
-        request.computed += 1
+        request.computed = request.to_compute + 1
         self._take(request, result, retired=result.ended)
 
     def _restart(self, request: Request, mismatch: Mismatch) -> None:
@@ -320,19 +327,18 @@ class EngineCore:
         """
         request.finish_reason, request.error = reason, error
         request.saved = None
-        self.counts["finished" if reason in ("stop", "length") else reason] += 1
         if request in self.waiting:
             self.waiting.remove(request)
             self._latencies.left(request, self.steps)
         slot = request.slot
-        if slot is not None:
-            del self.running[slot]
-            request.slot = None
         if request.computed == request.to_compute and reason in ("stop", "length"):
             self.cache.publish(request)
         self.cache.release(request, self.decoder.last_ticket)
         if slot is not None:
             self.decoder.drop(slot, retired=retired)
+            del self.running[slot]
+            request.slot = None
+        self.counts["finished" if reason in ("stop", "length") else reason] += 1
         if not request.token_ids:
             for sibling in request.siblings:
                 if not sibling.finished:
@@ -343,6 +349,8 @@ class EngineCore:
         for member in (*request.siblings, request):
             if not member.finished:
                 self.end(member, "cancelled", Cancelled(f"request {member.index}: {why}"))
+            elif member.slot is not None or member.blocks:  # its end was cut off
+                self.end(member, member.finish_reason or "cancelled", member.error)
 
     def end_all(self, error: Cancelled) -> None:
         """End every request without asking the device, whose memory is about to be freed."""
@@ -363,8 +371,7 @@ class EngineCore:
     def _lose_for_good(self, error: DeviceLost) -> None:
         """No step in flight will ever end, and nothing the device holds can be read again."""
         for request in (*self.running.values(), *self.waiting):
-            if not request.finished:
-                self.end(request, "error", error, retired=True)
+            self.end(request, request.finish_reason or "error", request.error or error, retired=True)
         self.decoder.ledger.forget_steps()
         self.cache.allocator.retire_all()
         if self.cache.prefix is not None:

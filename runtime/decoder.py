@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from forebay.specs.segment import Ticket
@@ -32,6 +33,8 @@ class Decoder:
         self._forward = forward
         self._eager = eager
         self.last_ticket: Ticket | None = None
+        # Slots whose row on the device may be live though the ledger holds no request there.
+        self._dirty: set[int] = set()
         self.steps = 0
         self.epoch = 0
 
@@ -50,6 +53,10 @@ class Decoder:
         """Slots whose next step may still act."""
         return self.ledger.active
 
+    def holds(self, request: Request) -> bool:
+        """True from the request's seed until its slot is dropped."""
+        return request.slot is not None and self.ledger.holds(request.slot)
+
     def seed(self, request: Request) -> None:
         """A request boundary: every per-slot input is seeded, each by itself (clause C6)."""
         slot = held_slot(request)
@@ -66,29 +73,42 @@ class Decoder:
             seen=Seen.of(request.params, request.known),
         )
         if not self._eager:
+            self._dirty.add(slot)
             self.device.seed(slot, state)
             self.lanes.boundary()
         self.ledger.seed(slot, state)
+        self._dirty.discard(slot)
 
     def grow(self, request: Request) -> None:
-        """The request's blocks have changed: the next step reads the new table row, the only upload of a steady step."""
-        slot = held_slot(request)
-        self.ledger.grow(slot, tuple(request.blocks))
+        """Let the next step read the blocks a request has now: where they have changed, its table row is uploaded, the only upload of
+        a steady step."""
+        slot, blocks = held_slot(request), tuple(request.blocks)
+        state = self.ledger.state(slot)
+        if state.blocks == blocks:
+            return
         if not self._eager:
-            self.device.write_table(slot, self.ledger.state(slot))
+            self.device.write_table(slot, replace(state, blocks=blocks))
+        self.ledger.grow(slot, blocks)
 
     def drop(self, slot: int, *, retired: bool) -> None:
-        """The slot's request has left. Unless the row has ``retired`` itself, it is made idle on the device.
+        """The slot's request has left. Unless the row has ``retired`` itself, it is made idle before the next step.
 
-        The host's side is settled first: a lost device must not keep slots.
+        Asks nothing of the device: a lost one must not keep slots.
         """
-        seeded = self.ledger.holds(slot)
+        if self.ledger.holds(slot) and not retired and not self._eager:
+            self._dirty.add(slot)
         self.ledger.drop(slot)
-        if seeded and not retired and not self._eager:
-            self.device.idle(slot)
+
+    def _clean(self) -> None:
+        """Make the rows idle whose requests have left, or whose seed was cut off."""
+        for slot in sorted(self._dirty):
+            if not self.ledger.holds(slot):
+                self.device.idle(slot)
+            self._dirty.discard(slot)
 
     def dispatch(self) -> None:
         """Send one step over the active slots on its way."""
+        self._clean()
         bucket = self.lanes.bucket_for(max(self.ledger.active))
         variant = variant_for(self.ledger.state(slot).params for slot in self.ledger.active)
         self.last_ticket = self.lanes.step(bucket, variant)
@@ -104,18 +124,16 @@ class Decoder:
         keep = read_behind if self.ledger.active and not self.ledger.must_read_now else 0
         yield from self.ledger.read(keep)
 
-    def step_eagerly(self) -> list[Release]:
-        """One step in which the host supplies ids, position and slot; its tokens."""
+    def step_eagerly(self) -> Iterator[Release]:
+        """One step in which the host supplies ids, position and slot; its tokens. A row advances once its token was settled."""
         active = self.ledger.active
         states = [self.ledger.state(slot) for slot in active]
         tokens = self._forward.choose(self._forward.decode(states), [s.draw for s in states])
         self.steps += 1
-        released = []
-        for slot, chosen in zip(active, tokens, strict=True):
-            ended = self.ledger.state(slot).ends_with(chosen.token)
-            self.ledger.advance(slot, chosen.token)
-            released.append(Release(slot, chosen.token, ended, chosen.logprobs))
-        return released
+        for slot, state, chosen in zip(active, states, tokens, strict=True):
+            yield Release(slot, chosen.token, state.ends_with(chosen.token), chosen.logprobs)
+            if self.ledger.holds(slot):
+                self.ledger.advance(slot, chosen.token)
 
     def give_up(self) -> Iterator[Ticket]:
         """What the device holds is not what the ledger says: wait for every step in flight, forget them, and make every row idle."""
@@ -124,6 +142,7 @@ class Decoder:
             self.ledger.drop(slot)
             if not self._eager:
                 self.device.idle(slot)
+        self._dirty.clear()
 
 
 def held_slot(request: Request) -> int:

@@ -31,11 +31,23 @@ class KVCache:
         self.prefix = prefix
         self.copies = 0
 
-    def attach(self, request: Request) -> None:
-        """Give a request that holds nothing the cached blocks its tokens begin with."""
-        if self.prefix is not None:
-            request.blocks = self.prefix.match(request.known[: request.to_compute], request.salt)
-            request.computed = len(request.blocks) * self._size
+    def attach(self, request: Request) -> int:
+        """Give a request the cached blocks its tokens begin with, in place of those it holds and has not computed; the number of
+        positions that it need not compute any more.
+
+        What another request has published since this one got its blocks is found too, so prompts that arrive together share.
+        """
+        if self.prefix is None or request.computed >= request.to_compute:
+            return 0
+        found = self.prefix.match(request.known[: request.to_compute], request.salt)
+        gained = len(found) * self._size - request.computed
+        if gained <= 0:
+            self.allocator.free(found)
+            return 0
+        replaced, request.blocks[: len(found)] = request.blocks[: len(found)], found
+        request.computed += gained
+        self.allocator.free(replaced)
+        return gained
 
     def extend(self, request: Request, tokens: int) -> bool:
         """Give a request the blocks that ``tokens`` positions need, evicting cached ones; False if there are too few."""
@@ -60,7 +72,11 @@ class KVCache:
         shared = request.blocks[index]
         if rows:
             source, target = (WriteLoc.slots(block_slots([b], self._size)[:rows], True) for b in (shared, blocks[0]))
-            self._pool.copy(source, target)
+            try:
+                self._pool.copy(source, target)
+            except BaseException:
+                self.allocator.free(blocks)
+                raise
         request.blocks[index] = blocks[0]
         self.allocator.free([shared], after=after)
         self.copies += 1
@@ -96,7 +112,7 @@ class KVCache:
     def _allocate(self, n: int) -> list[int] | None:
         short = n - self.allocator.num_free
         # Nothing is evicted for somebody who does not get in all the same.
-        if short > 0 and self.prefix is not None and self.prefix.evictable >= short:
+        if short > 0 and self.prefix is not None and self.prefix.can_evict(short):
             self.prefix.evict(short)
         try:
             return self.allocator.allocate(n)

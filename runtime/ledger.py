@@ -92,6 +92,11 @@ class Ledger:
         """True from the slot's seed until it is dropped."""
         return slot in self._entries
 
+    def agrees(self, slot: int, position: int) -> bool:
+        """True if, with no step in flight, the slot stands at ``position`` and no step of it is missing."""
+        entry = self._entries[slot]
+        return entry.state.position == entry.dispatched == position
+
     def next_position(self, slot: int) -> int:
         """Position the slot's next dispatched step will consume, for growing its table in time."""
         return self._entries[slot].dispatched
@@ -131,21 +136,25 @@ class Ledger:
     def read(self, lag: int) -> Iterator[tuple[Ticket, list[Release | Mismatch]]]:
         """Read steps until at most ``lag`` are in flight; for each, what may be released and what does not match.
 
+        Rows advance once the caller has come back for more: what it did not settle, because it was cut off, does not match at the
+        next step, and is computed anew. A step that could not be read stays in flight.
+
         Raises:
             StaleTrace: the device ran a row that the ledger holds idle.
         """
         while len(self._pending) > lag:
-            step = self._pending.popleft()
+            step = self._pending[0]
             emits = step.ticket.get()
+            self._pending.popleft()
             rows = len(emits["receipt"])
             results = [
                 r for slot in range(rows) if (r := self._check(slot, step, {k: x[slot] for k, x in emits.items()}))
             ]
             results = self._contain(results)
-            for result in results:
-                if isinstance(result, Release):
-                    self._advance(result)
             yield step.ticket, results
+            for result in results:
+                if isinstance(result, Release) and result.slot in self._entries:
+                    self._advance(result)
 
     def forget_steps(self) -> None:
         """The device is lost: steps in flight are never read."""

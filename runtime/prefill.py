@@ -28,7 +28,12 @@ class Prefill(Protocol):
         """False while it is busy with another request."""
 
     def advance(self, request: Request, stop: int) -> Array | None:
-        """Compute positions ``request.computed`` to ``stop``; the logits ``[1, vocab]`` behind the last one to compute."""
+        """Compute positions ``request.computed`` to ``stop``; the logits ``[1, vocab]`` behind a whole prompt without a token yet."""
+
+
+def wants_logits(request: Request, stop: int) -> bool:
+    """True if the request's first token follows once it is computed up to ``stop``; what is recomputed has its next token already."""
+    return stop == request.to_compute and not request.token_ids
 
 
 class DevicePrefill:
@@ -45,14 +50,9 @@ class DevicePrefill:
 
     def advance(self, request: Request, stop: int) -> Array | None:
         """Chunks of several requests may alternate."""
-        tokens = request.known[request.computed : stop]
-        return self.forward.chunk(
-            tokens,
-            request.computed,
-            request.blocks,
-            prompt_len=len(request.prompt),
-            last=stop == request.to_compute,
-        )
+        tokens, start = request.known[request.computed : stop], request.computed
+        wanted = wants_logits(request, stop)
+        return self.forward.chunk(tokens, start, request.blocks, prompt_len=len(request.prompt), last=wanted)
 
 
 class HostPrefill:
@@ -85,9 +85,9 @@ class HostPrefill:
         size = self._host_pool.geometry.block_size
         blocks = range(first, first + -(-request.to_compute // size))
         tokens = request.known[request.computed : stop]
-        last = stop == request.to_compute
-        logits = self.forward.chunk(tokens, request.computed, blocks, prompt_len=len(request.prompt), last=last)
-        if last:
+        wanted, start = wants_logits(request, stop), request.computed
+        logits = self.forward.chunk(tokens, start, blocks, prompt_len=len(request.prompt), last=wanted)
+        if stop == request.to_compute:
             HostKV.read(self._host, self._host_pool, blocks, stop).stage(self._device, self._pool, request.blocks)
             self._busy = None
         return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 from .allocator import BlockAllocator
 
@@ -78,10 +78,10 @@ class PrefixCache:
             parent = entry
         self._touch(entries)
 
-    @property
-    def evictable(self) -> int:
-        """Blocks that nobody else holds: no more than these can be evicted."""
-        return sum(self._allocator.references(entry.block) == 1 for entry in self._blocks.values())
+    def can_evict(self, n: int) -> bool:
+        """True if nobody else holds at least ``n`` blocks; looks at the least recently used ones, and stops as soon as it knows."""
+        unheld = (entry for entry in self._blocks.values() if self._allocator.references(entry.block) == 1)
+        return len(list(islice(unheld, n))) == n
 
     def evict(self, n: int) -> int:
         """Give up to ``n`` blocks that nobody else holds back to the allocator; returns how many."""
@@ -105,10 +105,10 @@ class PrefixCache:
         return [(*self._content(entry), entry.block) for entry in self._blocks.values()]
 
     def _content(self, entry: CachedBlock) -> tuple[str, tuple[int, ...]]:
-        if entry.parent is None:
-            return str(entry.key[0]), entry.key[1]
-        salt, before = self._content(entry.parent)
-        return salt, before + entry.key[1]
+        tokens: tuple[int, ...] = ()
+        while entry.parent is not None:
+            tokens, entry = entry.key[1] + tokens, entry.parent
+        return str(entry.key[0]), entry.key[1] + tokens
 
     def _full(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         for start in range(0, len(tokens) - self._size + 1, self._size):

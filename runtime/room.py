@@ -60,13 +60,14 @@ class Room:
 
     def for_running(self, request: Request, attempt: Attempt) -> bool:
         """Blocks for a running request: whoever is served last gives way; False if that is ``request`` itself, or if it has ended."""
-        slot = request.slot
+        slot, decodes = request.slot, self._decoder.holds(request)
         while not attempt():
             giving = self._parked(request) or self._last()
             if giving is None:
                 return False
             self._give_way(giving)
-            if request.slot != slot:
+            # Reading steps may have ended it, or have taken its blocks because its receipt did not match.
+            if request.slot != slot or self._decoder.holds(request) != decodes:
                 return False
         return True
 

@@ -112,7 +112,8 @@ def check_rows(engine: Engine) -> None:
             # A small budget may have had no room for the row of a request whose prompt is computed.
             ready = request is not None and request.computed == request.to_compute
             assert not ready or engine.settings.max_step_tokens <= 64, f"slot {slot} was not seeded"
-            assert eager or position[slot] == IDLE["position"], f"slot {slot} is idle and its row is not"
+            idle = position[slot] == IDLE["position"] or slot in core.decoder._dirty
+            assert eager or idle, f"slot {slot} is idle, and its row neither is nor will be before the next step"
             continue
         assert request is not None, f"slot {slot} is in the ledger and nobody runs in it"
         assert request.computed == request.to_compute
