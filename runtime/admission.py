@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -22,6 +21,9 @@ MAX_STOP_TOKENS: Final = 8
 """Stop tokens a slot has room for on the device."""
 
 MAX_PRIORITY: Final = 1000
+
+MAX_DEADLINE: Final = 1e9
+"""Seconds; about 30 years."""
 
 
 def pair_with_params(
@@ -74,9 +76,11 @@ class RequestOptions:
             )
         seconds = made.deadline
         if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_DEADLINE
         ):
-            raise InvalidInput(f"{what}: deadline is {seconds!r}; expected seconds above 0, or None")
+            raise InvalidInput(
+                f"{what}: deadline is {seconds!r}; expected seconds above 0, {MAX_DEADLINE:g} at most, or None"
+            )
         if not isinstance(made.cache_salt, str):
             raise InvalidInput(f"{what}: cache_salt is a {type(made.cache_salt).__name__}; expected text")
         return made

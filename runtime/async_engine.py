@@ -185,7 +185,12 @@ class _Worker:
     def _let_in(self) -> None:
         """Queue callers who wait for room, in their order, and turn away those whose time is up."""
         while self._outside and self._engine.has_room:
-            self._queue(self._outside.pop(next(iter(self._outside))))
+            mailbox, call = next(iter(self._outside.items()))
+            try:
+                self._queue(call)
+            except Exception as error:  # noqa: BLE001  # it is the caller's, who must not be left waiting
+                post([(mailbox, News(error=error))])
+            self._outside.pop(mailbox, None)
         for call in tuple(self._outside.values()):
             deadline = call.request.deadline
             if deadline is not None and deadline <= self._engine.clock():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from forebay.specs.dtypes import Array
@@ -78,7 +79,14 @@ class EngineCore:
         self._clock = clock
         self._released: list[Token] = []
         self._room = Room(
-            waiting, self.running, cache, decoder, offload, keeps_chunks=prefill.keeps_chunks, drain=self._drain
+            waiting,
+            self.running,
+            cache,
+            decoder,
+            offload,
+            keeps_chunks=prefill.keeps_chunks,
+            drain=self._drain,
+            gave_way=lambda request: latencies.waits_from(request, self.steps),
         )
 
     # -- one step --------------------------------------------------------------------------------------------------------
@@ -234,6 +242,7 @@ class EngineCore:
         sibling.order = request.order
         if sibling not in self.waiting:
             self.waiting.put_back(sibling)
+            self._latencies.waits_from(sibling, self.steps)
 
     # -- decoding --------------------------------------------------------------------------------------------------------
     def _step(self) -> None:
@@ -255,14 +264,9 @@ class EngineCore:
             if slot is None or slot not in self.decoder.active:
                 continue
             position = self.decoder.ledger.next_position(slot)
-            ticket = self.decoder.last_ticket
-            for attempt in (
-                lambda r=request, p=position: self.cache.extend(r, p + 1),
-                lambda r=request, p=position, t=ticket: self.cache.make_private(r, p, t),
-            ):
-                if not self._room.for_running(request, attempt):
-                    break
-            else:
+            extend = partial(self.cache.extend, request, position + 1)
+            separate = partial(self.cache.make_private, request, position, self.decoder.last_ticket)
+            if self._room.for_running(request, extend) and self._room.for_running(request, separate):
                 self.decoder.grow(request)
 
     def _drain(self) -> None:

@@ -91,6 +91,12 @@ class Engine:
             "preempt": preempt,
             "prefill_on": prefill_on,
         }
+        if not isinstance(model, Model):
+            raise InvalidInput(f"Engine model: got {type(model).__name__} {model!r}, expected what load_model returns")
+        if not isinstance(backend, Backend):
+            raise InvalidInput(
+                f"Engine backend: got {type(backend).__name__} {backend!r}, expected what open_backend returns"
+            )
         base = Settings.resolve() if settings is None else settings
         self.settings = base.override(**{key: value for key, value in given.items() if value is not None})
         self.model = model
@@ -130,8 +136,9 @@ class Engine:
     ) -> list[GenerationResult]:
         """Finish every prompt; results come in the order of the prompts.
 
-        ``params`` is one for all, or one a prompt. ``on_token`` is called with each token released for them. ``options`` are those of
-        :meth:`add`, for every prompt. Every prompt is checked before any device work; as many wait at once as ``max_waiting`` lets.
+        ``params`` is one for all, or one a prompt. ``on_token`` is called with each token that this call's steps release for them.
+        ``options`` are those of :meth:`add`, for every prompt. Every prompt is checked before any device work; as many wait at once
+        as ``max_waiting`` lets.
 
         Raises:
             InvalidInput: a bad prompt or parameter, or a request larger than the pool; nothing was started.
@@ -189,6 +196,8 @@ class Engine:
             QueueFull: ``max_waiting`` requests wait already.
         """
         self._check_open()
+        if request.owner is not self:
+            raise InvalidInput(f"request {request.index} was checked by another engine; add it to this one")
         if request.finished or request.slot is not None or request in self._core.waiting:
             raise InvalidInput(f"request {request.index} was queued already; add makes a new one")
         self._core.submit(request)
@@ -263,6 +272,8 @@ class Engine:
             now=self.clock(),
         )
         self._arrivals += len(family)
+        for request in family:
+            request.owner = self
         return family
 
     def _check_open(self) -> None:

@@ -57,8 +57,8 @@ class Latencies:
         clock: seconds.
 
     Attributes:
-        waits, first_tokens, gaps: from arrival to a slot, from arrival to the first token, between two tokens of a request.
-        worst_wait_steps, worst_wait_s: the longest wait for a first slot, of those who gave up waiting too.
+        waits, first_tokens, gaps: from arrival to a first slot, from arrival to the first token, between two tokens of a request.
+        worst_wait_steps, worst_wait_s: the longest wait for a slot, the first or a later one, of those who gave up waiting too.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -71,18 +71,23 @@ class Latencies:
 
     def arrived(self, request: Request, step: int) -> None:
         """A request was queued at engine step ``step``."""
-        request.arrived_at, request.arrived_step = self._clock(), step
+        request.arrived_at = self._clock()
+        self.waits_from(request, step)
+
+    def waits_from(self, request: Request, step: int) -> None:
+        """A request begins to wait for a slot at engine step ``step``: for its first, or again because it had to give way."""
+        request.waiting_at, request.waiting_step = self._clock(), step
 
     def admitted(self, request: Request, step: int) -> None:
-        """A request got a slot; only its first one ends its wait."""
+        """A request got a slot."""
+        wait = self._note_wait(request, step)
         if not request.admitted:
             request.admitted = True
-            self.waits.add(self._note_wait(request, step))
+            self.waits.add(wait)
 
     def left(self, request: Request, step: int) -> None:
         """A request ended while it waited."""
-        if not request.admitted:
-            self._note_wait(request, step)
+        self._note_wait(request, step)
 
     def released(self, request: Request) -> None:
         """A token of the request was released."""
@@ -108,7 +113,7 @@ class Latencies:
 
     def _note_wait(self, request: Request, step: int) -> float:
         """Seconds the request has waited; they and the steps count for the worst wait."""
-        wait = self._clock() - request.arrived_at
+        wait = self._clock() - request.waiting_at
         self.worst_wait_s = max(self.worst_wait_s, wait)
-        self.worst_wait_steps = max(self.worst_wait_steps, step - request.arrived_step)
+        self.worst_wait_steps = max(self.worst_wait_steps, step - request.waiting_step)
         return wait

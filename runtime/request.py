@@ -69,7 +69,8 @@ class Request:
         siblings: further samples of its prompt, which begin as forks of it once its prompt is computed.
         reseeds: receipts in a row that did not match.
         text_end: length of its text where a stop string cut it.
-        arrived_at, arrived_step, admitted, last_token_at: for latencies: seconds of the engine's clock, the engine's step.
+        arrived_at, waiting_at, waiting_step, admitted, last_token_at: for latencies: seconds of the engine's clock, the engine's step.
+        owner: the engine that checked it.
     """
 
     index: int
@@ -93,9 +94,11 @@ class Request:
     error: ForebayError | None = None
     text_end: int | None = None
     arrived_at: float = 0.0
-    arrived_step: int = 0
+    waiting_at: float = 0.0
+    waiting_step: int = 0
     admitted: bool = False
     last_token_at: float | None = None
+    owner: object = None
 
     @property
     def place(self) -> tuple[int, int]:

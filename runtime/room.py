@@ -22,6 +22,7 @@ class Room:
         offload: where preempted requests keep their KV; None recomputes it.
         keeps_chunks: the KV of a part of a prompt is in the request's blocks.
         drain: reads every step in flight, so that what each request has computed is known and freed blocks are free.
+        gave_way: told of each request that waits again.
 
     Attributes:
         preemptions: running requests that had to give way.
@@ -37,6 +38,7 @@ class Room:
         *,
         keeps_chunks: bool,
         drain: Callable[[], None],
+        gave_way: Callable[[Request], None],
     ) -> None:
         self._waiting: Final = waiting
         self._running: Final = running
@@ -45,6 +47,7 @@ class Room:
         self._offload = offload
         self._keeps_chunks = keeps_chunks
         self._drain = drain
+        self._gave_way = gave_way
         self.preemptions = 0
 
     def for_newcomer(self, request: Request, attempt: Attempt) -> bool:
@@ -111,6 +114,7 @@ class Room:
         del self._running[slot]
         request.slot = None
         self._waiting.put_back(request)
+        self._gave_way(request)
         self._cache.release(request, self._decoder.last_ticket)
         request.computed = 0 if request.saved is None else request.saved.tokens
         self._decoder.drop(slot, retired=False)

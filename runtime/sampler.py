@@ -1,6 +1,6 @@
 """The choice of the next token from logits: one function for the captured step and for passes that the host drives.
 
-The order is that of transformers' generation: repetition penalty, bias, then either the argmax or temperature, top-k, top-p, min-p
+The order is that of transformers' generation: bias, repetition penalty, then either the argmax or temperature, top-k, top-p, min-p
 and a draw. Sets are kept by thresholds, so neither ties nor the order of a sum can tell two devices apart.
 """
 
@@ -41,10 +41,10 @@ class Chosen:
 
 
 def processed(b: Backend, logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
-    """Logits float32 ``[B, V]`` after repetition penalty (Keskar et al. 2019) and bias; where a row has neither, the same bits."""
+    """Logits float32 ``[B, V]`` after bias and repetition penalty (Keskar et al. 2019); where a row has neither, the same bits."""
     xp = b.xp
-    penalised = xp.penalise(logits, rows.seen, state.bits.get(), rows.number(b, "repetition_penalty"))
-    return xp.add_along(penalised, rows.bias_ids, rows.bias_values(b))
+    biased = xp.add_along(logits, rows.bias_ids, rows.bias_values(b))
+    return xp.penalise(biased, rows.seen, state.bits.get(), rows.number(b, "repetition_penalty"))
 
 
 def tempered(b: Backend, whole: Array, rows: SamplingRows) -> Array:

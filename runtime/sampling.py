@@ -17,6 +17,8 @@ MAX_LOGIT_BIAS: Final = 64
 """Biased tokens a slot has room for on the device."""
 MAX_LOGPROBS: Final = 20
 """Alternatives a token's log-probabilities can come with."""
+MAX_SAMPLES: Final = 128
+"""Samples one prompt can have."""
 SEED_RANGE: Final = (-(2**31), 2**31 - 1)
 
 
@@ -68,7 +70,7 @@ class SamplingParams:
         self._keep("max_tokens", _whole("max_tokens", self.max_tokens, 1, None))
         self._keep("temperature", _temperature(self.temperature))
         self._keep("top_k", _whole("top_k", self.top_k, 0, 2**31 - 1))
-        self._keep("top_p", _number("top_p", self.top_p, "a number in (0, 1]", lambda x: _SMALLEST <= x <= 1))
+        self._keep("top_p", _number("top_p", self.top_p, "a number from 1.2e-38 to 1", lambda x: _SMALLEST <= x <= 1))
         self._keep("min_p", _number("min_p", self.min_p, "a number in [0, 1]", lambda x: 0 <= x <= 1))
         penalty = _number("repetition_penalty", self.repetition_penalty, "a number in [0.01, 100]", _is_penalty)
         self._keep("repetition_penalty", penalty)
@@ -82,7 +84,7 @@ class SamplingParams:
         if self.logprobs is not None:
             expected = f"None or an int from 0 to {MAX_LOGPROBS}"
             self._keep("logprobs", _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, expected=expected))
-        self._keep("n", _whole("n", self.n, 1, None))
+        self._keep("n", _whole("n", self.n, 1, MAX_SAMPLES))
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -158,6 +160,8 @@ def _whole(name: str, value: Any, low: int, high: int | None, *, expected: str =
 def _number(name: str, value: Any, expected: str, fits: Any) -> float:
     """A finite number for which ``fits`` holds, numpy's too; a bool is none."""
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    # An int too long for a float is no finite number.
+    is_number = is_number and (not isinstance(value, int) or abs(value) < 2**1023)
     if not is_number or not math.isfinite(value) or not fits(float(value)):
         raise InvalidInput(f"SamplingParams.{name}: got {value!r}, expected {expected}")
     return float(value)

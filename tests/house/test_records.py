@@ -9,7 +9,6 @@ import pytest
 from tests.full import RECORDS, RUNS
 
 
-@pytest.mark.clause("G1")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_long_run_has_a_record_of_its_passing(name: str) -> None:
     made = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))

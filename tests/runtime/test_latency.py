@@ -60,17 +60,18 @@ def test_the_gaps_of_two_requests_do_not_mix(clock: Clock) -> None:
     assert (report["inter_token_s"]["count"], report["inter_token_s"]["sum"]) == (2, 4.0)
 
 
-def test_only_the_first_slot_ends_the_wait(clock: Clock) -> None:
+def test_the_wait_for_the_first_slot_is_the_queues_and_a_later_one_may_be_the_worst(clock: Clock) -> None:
     latencies, one = Latencies(clock), request()
     latencies.arrived(one, step=0)
     clock.now += 1.0
     latencies.admitted(one, step=1)
     clock.now += 50.0
-    latencies.admitted(one, step=90)  # preempted in between
-    latencies.left(one, step=95)
-    report = latencies.report([one], step=100)
+    latencies.waits_from(one, step=80)  # it had to give way
+    clock.now += 5.0
+    latencies.admitted(one, step=90)
+    report = latencies.report([], step=100)
     assert report["queue_wait_s"]["count"] == 1
-    assert (report["worst_wait_steps"], report["worst_wait_s"]) == (1, 1.0)
+    assert (report["worst_wait_steps"], report["worst_wait_s"]) == (10, 5.0)
 
 
 @pytest.mark.parametrize("left", [True, False])

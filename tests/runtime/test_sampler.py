@@ -13,6 +13,7 @@ import torch
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -50,13 +51,13 @@ def choose(backend: Backend, state: SamplingState, logits: HostArray, draws: Seq
 
 # -- the sets that are kept --------------------------------------------------------------------------------------------
 def warped(logits: HostArray, params: SamplingParams, tokens: Sequence[int]) -> HostArray:
-    """What transformers makes of the logits, -inf where it drops them; the bias is added where it adds its own."""
+    """What transformers makes of the logits, -inf where it drops them, in the order of its generation."""
     scores: Any = torch.from_numpy(logits.copy())
     ids: Any = torch.tensor([list(tokens)] * len(logits))
+    if params.bias:
+        scores = SequenceBiasLogitsProcessor([[[token], value] for token, value in params.bias])(ids, scores)
     if params.repetition_penalty != 1:
         scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
-    for token, value in params.bias:
-        scores[:, token] += value
     scores = TemperatureLogitsWarper(params.temperature)(ids, scores)
     if params.top_k:
         scores = TopKLogitsWarper(params.top_k)(ids, scores)

@@ -18,7 +18,7 @@ NAN, INF = float("nan"), float("inf")
 Cases = dict[str, tuple[list[Any], list[Any], str]]
 NUMBERS: Cases = {
     "temperature": ([0, 0.0, 1e-5, 1, 1e5], [-1e-9, 1e-6, 1.1e5], "0 or a number from 1e-05 to 100000"),
-    "top_p": ([1e-6, 0.5, 1], [0, -0.1, 1.0001, 1e-40], "a number in (0, 1]"),
+    "top_p": ([1e-6, 0.5, 1], [0, -0.1, 1.0001, 1e-40], "a number from 1.2e-38"),
     "min_p": ([0, 0.05, 1], [-0.1, 1.0001], "a number in [0, 1]"),
     "repetition_penalty": ([0.01, 1, 1.3, 100], [0, -1, 0.009, 101], "a number in [0.01, 100]"),
 }
@@ -27,7 +27,7 @@ WHOLE: Cases = {
     "top_k": ([0, 1, 2**31 - 1], [-1, 2**31], "an int from 0 to 2147483647"),
     "seed": ([None, 0, -(2**31), 2**31 - 1], [2**31, -(2**31) - 1], "None or an int of 32 bits"),
     "logprobs": ([None, 0, 20], [-1, 21], "None or an int from 0 to 20"),
-    "n": ([1, 64], [0, -2], "an int >= 1"),
+    "n": ([1, 64, 128], [0, -2, 129, 10**9], "an int from 1 to 128"),
 }
 
 

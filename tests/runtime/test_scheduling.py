@@ -15,6 +15,7 @@ from forebay.specs import Backend
 from forebay.specs.errors import QueueFull
 from tests.runtime.books import check_books, check_empty
 from tests.runtime.harness import ARMS, PARAMS, PROMPTS, make_engine, prompt, tokens_of
+from tests.runtime.plain import Plain
 
 EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
 
@@ -111,7 +112,7 @@ def test_a_stream_of_higher_priority_holds_a_request_back_for_no_longer_than_the
             assert len(stream) < 100, "it starves"
         before = [r for r in stream if r.admitted and r.place < low.place]
         assert [r for r in stream if r.admitted and r.finished] == before, "who came too late went behind it"
-        assert all(r.arrived_step < arrived + priority * ahead for r in before)
+        assert all(r.waiting_step < arrived + priority * ahead for r in before)
         assert before
 
 
@@ -257,3 +258,28 @@ def test_generate_takes_more_prompts_than_may_wait(
         assert tokens_of(engine.generate(PROMPTS, PARAMS)) == expected
         assert waited == [1] * len(PROMPTS)
         check_empty(engine)
+
+
+@pytest.mark.clause("L5")
+@pytest.mark.parametrize("preempt", ["recompute", "offload"])
+def test_who_gave_way_is_served_before_whoever_came_later(
+    tiny_model: Model, backend: Backend, plain: Plain, preempt: str
+) -> None:
+    """Its wait is reported as any other; so a request that keeps its place in the queue does not starve."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    with make_engine(tiny_model, backend, slots=4, block_size=2, num_blocks=30, max_len=30, preempt=preempt) as engine:
+        requests = [engine.add(prompt(8, seed=s), params) for s in range(12)]
+        gave_way: set[int] = set()
+        started: list[int] = []
+        while engine.has_work:
+            engine.step()
+            waiting = [r for r in requests if r in engine._core.waiting]
+            gave_way |= {r.index for r in waiting if r.token_ids}
+            started += [r.index for r in requests if r.token_ids and r.index not in started]
+            for r in waiting:
+                later = [x for x in engine._core.running.values() if x.place > r.place]
+                assert not r.token_ids or not later, "somebody who came later runs while it waits"
+        assert len(gave_way) >= 3
+        assert started == sorted(started)
+        assert engine.report()["latencies"]["worst_wait_steps"] > 0
+        assert [tuple(r.token_ids) for r in requests] == [plain.tokens(r) for r in requests]
