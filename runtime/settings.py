@@ -71,7 +71,7 @@ class Settings:
     """The resolved settings. Make them with :meth:`resolve`; ``Settings()`` alone holds the defaults."""
 
     backend: Annotated[str, About("backend and mode, NAME[:MODE], or auto")] = "auto"
-    model: Annotated[str | None, About("model folder or the name of a known model")] = None
+    model: Annotated[str | None, About("model folder, GGUF file, known name, or a hub's org/name")] = None
     dtype: Annotated[KVType, About("element type of weights and activations")] = "float32"
     kv_dtype: Annotated[KVType | None, About("element type of the KV pool; none: that of dtype")] = None
     attention: Annotated[Literal["direct", "gather"], About("read KV in place, or gather it first")] = "direct"
@@ -97,7 +97,7 @@ class Settings:
         int | None, About("KV blocks of host memory for preempted requests; none: as many as the pool has", at_least=0)
     ] = None
     prefill_on: Annotated[Literal["device", "cpu"], About("where prompts are computed")] = "device"
-    seed: Annotated[int, About("seed of requests that name none", at_least=0)] = 0
+    seed: Annotated[int, About("from which the seeds of requests follow that name none", at_least=0)] = 0
     cache_dir: Annotated[Path, About("folder of fetched models")] = field(default_factory=user_cache_dir)
     traceback: Annotated[bool, About("show the traceback of errors")] = False
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
