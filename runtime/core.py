@@ -261,7 +261,7 @@ class EngineCore:
         """Give each row a block of its own for its next position; the oldest request first, so that the youngest gives way."""
         for request in sorted(self.running.values(), key=lambda r: r.place):
             slot = request.slot
-            if slot is None or slot not in self.decoder.active:
+            if slot is None or not self.decoder.ledger.is_active(slot):
                 continue
             position = self.decoder.ledger.next_position(slot)
             extend = partial(self.cache.extend, request, position + 1)

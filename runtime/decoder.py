@@ -109,8 +109,9 @@ class Decoder:
     def dispatch(self) -> None:
         """Send one step over the active slots on its way."""
         self._clean()
-        bucket = self.lanes.bucket_for(max(self.ledger.active))
-        variant = variant_for(self.ledger.state(slot).params for slot in self.ledger.active)
+        active = self.ledger.active
+        bucket = self.lanes.bucket_for(max(active))
+        variant = variant_for(self.ledger.state(slot).params for slot in active)
         self.last_ticket = self.lanes.step(bucket, variant)
         self.ledger.dispatched(self.last_ticket, bucket)
         self.steps += 1

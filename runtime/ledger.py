@@ -81,7 +81,12 @@ class Ledger:
     @property
     def active(self) -> list[int]:
         """Slots whose next step may still act, in order."""
-        return sorted(s for s, e in self._entries.items() if not e.ended and e.dispatched < e.state.limit)
+        return sorted(slot for slot in self._entries if self.is_active(slot))
+
+    def is_active(self, slot: int) -> bool:
+        """True if the slot's next step may still act."""
+        entry = self._entries.get(slot)
+        return entry is not None and not entry.ended and entry.dispatched < entry.state.limit
 
     @property
     def must_read_now(self) -> bool:
