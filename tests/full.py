@@ -36,7 +36,7 @@ KEPT_LINES: Final = 100
 RUNS: Final = {
     "families": ("tests.families.full",),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
-    "state_machine": ("tests.runtime.state_machine", "--steps", "100000"),
+    "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }
 """Name of a record: the module and its arguments."""
 
