@@ -1,4 +1,4 @@
-"""Shared by all tests: a test may only claim clauses that the contract has; fixtures of several folders."""
+"""Shared by all tests: fixtures of several folders."""
 
 from __future__ import annotations
 
@@ -12,20 +12,9 @@ from typing import Any
 
 import pytest
 
-from forebay.specs.clauses import catalogue
 from tests.selection.fakes import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stop the run if a ``clause`` marker names no clause, or one the contract does not have."""
-    known = catalogue().clauses
-    for item in items:
-        for marker in item.iter_markers("clause"):
-            unknown = [name for name in marker.args if name not in known]
-            if unknown or not marker.args or marker.kwargs:
-                raise pytest.UsageError(f"{item.nodeid}: clause{marker.args!r}: expected clause ids, all of them known")
 
 
 @pytest.fixture

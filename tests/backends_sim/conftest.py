@@ -9,7 +9,6 @@ import pytest
 from forebay.runtime import Model, Settings, load_model, open_backend
 from forebay.specs import Backend
 from tests.backends_sim.opened import open_sim
-from tests.contract.conftest import pair, shadow  # noqa: F401  (fixtures of the shared tests)
 from tests.runtime.harness import PARAMS, PROMPTS, make_engine, write_tiny_folder
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, KVGeometry, Segment, WriteLoc
+from forebay.specs.suite.kv import int32
 from tests.backends_sim.opened import counter, launched, open_sim
-from tests.contract.kv import int32
 
 
 @pytest.mark.clause("C5", "C9")

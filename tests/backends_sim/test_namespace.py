@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, Buffer, Segment
-from tests import attention
-from tests.attention import Array
-from tests.contract.kv import same_bits
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import same_bits
 
 ROWS, MANY = 3, 14
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1.2e-2, "float16": 2e-3}

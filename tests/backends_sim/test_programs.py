@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, CaptureDeclined, CaptureViolation, ColdCapture, DeviceLost, InvalidInput, Segment
+from forebay.specs.suite.acts import ARRAY_ACTS
+from forebay.specs.suite.desk import Desk, open_desk
+from forebay.specs.suite.kv import bytes_of
 from tests.backends_sim.opened import counter, launched, open_sim
-from tests.contract.acts import ARRAY_ACTS
-from tests.contract.desk import Desk, open_desk
-from tests.contract.kv import bytes_of
 
 
 @pytest.mark.clause("C1", "C12")

@@ -27,7 +27,7 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.driver import DELEGABLE
-from tests.contract.kv import geometry, int32, new_pool, refused, scene, unchanged
+from forebay.specs.suite.kv import geometry, int32, new_pool, refused, scene, unchanged
 from tests.contract.numpy_port import DeviceArray, NumpyPort, opened
 
 # -- what a port is --------------------------------------------------------------------------------------------------------

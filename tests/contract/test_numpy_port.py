@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.specs import Backend
-from tests.contract import (
+from forebay.specs.suite import (
     test_decode,
     test_decode_bits,
     test_decode_inputs,

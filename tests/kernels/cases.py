@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from forebay.kernels.numba.paged_decode import prepare
-from tests import attention
-from tests.attention import Array, Attention
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array, Attention
 from tests.kernels import oracle
 from tests.kernels.oracle import Options
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from forebay.kernels.numba.paged_decode import paged_decode
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels import oracle
 from tests.kernels.oracle import Options
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.kernels.numba import elementwise
 from forebay.kernels.numba.linear import linear
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels.cases import Dtype, encode
 from tests.kernels.guarded import PAGE, forbid, pages
 

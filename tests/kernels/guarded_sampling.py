@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels.guarded import PAGE, forbid, pages
 from tests.kernels.sampling_cases import arguments
 

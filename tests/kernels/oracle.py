@@ -7,8 +7,8 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from tests import attention
-from tests.attention import Array, Attention
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array, Attention
 
 TOLERANCE = 5e-6
 """Largest error allowed, a fraction of the largest visible |V|. The contract grants bfloat16 8e-3; these kernels read

@@ -14,7 +14,7 @@ from forebay.kernels.numba.thresholds import (
     prepare_sum,
     prepare_top_k,
 )
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 
 ROWS = 3
 

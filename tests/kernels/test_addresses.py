@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forebay.kernels.numba.rows import copy_rows, read_rows, write_rows
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels.cases import Case, make
 
 

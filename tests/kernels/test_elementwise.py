@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from forebay.kernels.numba.elementwise import prepare_argmax, prepare_rms_norm, prepare_rope, prepare_silu_mul
-from tests import attention
-from tests.attention import Array
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array
 from tests.kernels import oracle
 from tests.kernels.cases import Dtype, encode, poisoned
 

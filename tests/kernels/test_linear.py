@@ -16,7 +16,7 @@ import pytest
 from forebay.kernels.numba import linear as module
 from forebay.kernels.numba.linear import MAX_ROWS, linear, prepare_linear
 from forebay.kernels.numba.workers import Job
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels import oracle
 from tests.kernels.cases import Dtype, encode, poisoned
 

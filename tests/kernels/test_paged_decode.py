@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.kernels.numba.paged_decode import paged_decode, prepare, specialised_keys, warm
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels.cases import LAYOUTS, Case, Dtype, make
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")

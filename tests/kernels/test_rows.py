@@ -22,8 +22,8 @@ from forebay.kernels.numba.rows import (
     slots_from_table,
     write_rows,
 )
-from tests import attention
-from tests.attention import Array
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array
 from tests.kernels import oracle
 from tests.kernels.cases import LAYOUTS, Dtype, encode, make, views
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.kernels.numba.thresholds import prepare_top_k
-from tests.attention import Array
+from forebay.specs.suite.attention import Array
 from tests.kernels.sampling_cases import arguments
 
 

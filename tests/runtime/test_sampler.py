@@ -25,7 +25,7 @@ from forebay.runtime.sampler import Chosen, HostSampler, kept, processed, temper
 from forebay.runtime.sampling_rows import Draw, SamplingState, Seen, options_row
 from forebay.specs import Backend
 from forebay.specs.dtypes import HostArray
-from tests.contract.murmur import murmur3
+from forebay.specs.suite.murmur import murmur3
 
 VOCABULARY = 300
 

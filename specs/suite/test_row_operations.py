@@ -10,12 +10,16 @@ import pytest
 
 from forebay.specs import Backend, draws
 from forebay.specs.dtypes import HostArray
-from tests.contract.kv import int32
-from tests.contract.murmur import murmur3
-from tests.contract.numpy_port import in_falling_order
+from forebay.specs.suite.kv import int32
+from forebay.specs.suite.murmur import murmur3
 
 NAN, INF = np.nan, np.inf
 SIZES = (1, 5, 16, 33, 267, 3000)
+
+
+def in_falling_order(x: HostArray) -> HostArray:
+    """Columns of each row from the largest element to the smallest: NaN first, the first of equals first."""
+    return np.argsort(np.where(np.isnan(x), -np.inf, -x), axis=-1, kind="stable")
 
 
 def floats(rows: int, n: int, seed: int = 0, scale: float = 3.0) -> HostArray:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import Backend, KVGeometry, Pool
-from tests import attention
-from tests.attention import Array
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array
 
 G = KVGeometry(8, 4, 2, 6, num_layers=2)
 

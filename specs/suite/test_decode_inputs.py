@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.runtime import open_backend
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, InvalidLayout, KVGeometry, Pool, WriteLoc
-from tests.attention import Array
-from tests.contract.kv import (
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import (
     Scene,
     geometry,
     int32,
@@ -318,9 +318,9 @@ def test_sinks_of_the_wrong_kind_are_refused(backend: Backend) -> None:
 
 
 @pytest.mark.clause("D1", "B5")
-def test_pools_that_are_not_the_backends_are_refused(backend: Backend) -> None:
+def test_pools_that_are_not_the_backends_are_refused(backend: Backend, another: Another) -> None:
     """Another backend's pool, a released one, a closed backend: refused, not dereferenced."""
-    with scene(backend, (9, 5)) as s, open_backend("cpu") as other:
+    with scene(backend, (9, 5)) as s, another() as other:
         foreign = other.create_pool(s.pool.geometry)
         gone = backend.create_pool(s.pool.geometry)
         backend.release(gone)

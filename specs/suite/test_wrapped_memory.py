@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from forebay.specs import Backend, InvalidLayout, KVGeometry, Unsupported, WriteLoc
 from forebay.specs.geometry import storage_shapes
-from tests import attention
-from tests.attention import Array
-from tests.contract.kv import (
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import (
     HOST_DTYPE,
     KV_DTYPES,
     LAYOUTS,

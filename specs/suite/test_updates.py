@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, Buffer, InvalidInput, KVGeometry, Segment, Trace, WriteLoc
-from tests.attention import Array
-from tests.contract.kv import int32, new_pool, same_bits, unchanged
-from tests.contract.steps import copies, same_emits
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import int32, new_pool, same_bits, unchanged
+from forebay.specs.suite.steps import copies, same_emits
 
 
 def three_ways(backend: Backend, segment: Segment, start: dict[Buffer, Array]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forebay.specs import Backend, KVGeometry, Pool
-from tests import attention
-from tests.attention import Array, Attention
+from forebay.specs.suite import attention
+from forebay.specs.suite.attention import Array, Attention
 
 
 def rows_at(layout: str, arrays: list[Array], g: KVGeometry, block: Array, offset: Array) -> tuple[Array, Array]:

@@ -11,9 +11,9 @@ import pytest
 
 from forebay.specs import Backend, KVGeometry, Pool, WriteLoc
 from forebay.specs.geometry import storage_shapes
-from tests.attention import Array
-from tests.contract import oracle
-from tests.contract.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same_bits
+from forebay.specs.suite import oracle
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same_bits
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
 

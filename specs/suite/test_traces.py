@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.runtime import open_backend
 from forebay.specs import (
     Backend,
     CaptureViolation,
@@ -21,8 +20,9 @@ from forebay.specs import (
     Trace,
     WriteLoc,
 )
-from tests.contract.kv import LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
-from tests.contract.steps import decoder, everything, same_emits
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
+from forebay.specs.suite.steps import decoder, everything, same_emits
 
 
 def nothing(b: Backend) -> Any:
@@ -30,7 +30,7 @@ def nothing(b: Backend) -> Any:
 
 
 @pytest.mark.clause("C1")
-def test_capture_of_a_cold_segment_raises(backend: Backend, pair: Any) -> None:
+def test_capture_of_a_cold_segment_raises(backend: Backend, pair: Any, another: Another) -> None:
     """Warm is this very Segment: its twin with the same function and key is cold, and so is one whose run failed."""
     a, b = pair
 
@@ -61,13 +61,13 @@ def test_capture_of_a_cold_segment_raises(backend: Backend, pair: Any) -> None:
     fails.clear()
     with pytest.raises(ColdCapture):
         backend.capture(third)
-    with open_backend("cpu") as other, pytest.raises(InvalidInput, match="expected a Buffer of backend"):
+    with another() as other, pytest.raises(InvalidInput, match="expected a Buffer of backend"):
         other.run(segment)
 
 
 @pytest.mark.clause("C10", "C1")
 @pytest.mark.case("A10")
-def test_a_released_or_empty_trace_is_not_replayed(backend: Backend, pair: Any) -> None:
+def test_a_released_or_empty_trace_is_not_replayed(backend: Backend, pair: Any, another: Another) -> None:
     """Capture x += 1, release, capture x += 10: only the second program ever runs; releasing twice is harmless."""
     a, _ = pair
     segments = [
@@ -92,7 +92,7 @@ def test_a_released_or_empty_trace_is_not_replayed(backend: Backend, pair: Any) 
     for stale in (first, second, Trace(segments[0], None, ()), None, segments[0]):
         with unchanged(backend, a), pytest.raises(StaleTrace, match="capture the Segment on this backend"):
             backend.replay(stale)
-    with open_backend("cpu") as other:
+    with another() as other:
         mine = backend.capture(segments[0])
         with unchanged(backend, a), pytest.raises(StaleTrace):
             other.replay(mine)
@@ -106,8 +106,8 @@ def test_a_released_or_empty_trace_is_not_replayed(backend: Backend, pair: Any) 
 
 
 @pytest.mark.clause("C10", "B5")
-def test_close_ends_every_trace() -> None:
-    with open_backend("cpu") as other:
+def test_close_ends_every_trace(another: Another) -> None:
+    with another() as other:
         x = other.buffer("x", np.zeros(2, np.float32))
         segment = Segment("s", lambda b: ({x: x.get() + 1}, {}), updates=(x,))
         other.run(segment)
@@ -166,9 +166,9 @@ def test_a_trace_lists_its_buffers_and_none_is_released_under_it(backend: Backen
 
 
 @pytest.mark.clause("C7", "B5")
-def test_memory_of_a_pool_is_released_with_the_pool(backend: Backend) -> None:
+def test_memory_of_a_pool_is_released_with_the_pool(backend: Backend, another: Another) -> None:
     """One Buffer of a pool cannot go alone, and no backend frees another's memory."""
-    with new_pool(backend, geometry()) as pool, open_backend("cpu") as other:
+    with new_pool(backend, geometry()) as pool, another() as other:
         put_values(backend, pool, [4], [3])
         for buffer in pool.buffers:
             with unchanged(backend, pool), pytest.raises(InvalidInput, match=r"belongs to a pool|release the pool"):

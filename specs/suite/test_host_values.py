@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, KVGeometry, WriteLoc
 from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, host_bits
-from tests.contract.kv import int32
+from forebay.specs.suite.kv import int32
 
 INT32_MAX = 2**31 - 1
 

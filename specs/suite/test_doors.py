@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, InvalidInput, WriteLoc
-from tests.contract import oracle
-from tests.contract.kv import (
+from forebay.specs.suite import oracle
+from forebay.specs.suite.kv import (
     KV_DTYPES,
     LAYOUTS,
     bytes_of,

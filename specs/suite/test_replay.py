@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, CaptureViolation, InvalidInput, KVGeometry, Segment, WriteLoc
-from tests.attention import Array
-from tests.contract import oracle
-from tests.contract.kv import KV_DTYPES, LAYOUTS, int32, new_pool, put_values, same_bits, slot, unchanged
-from tests.contract.steps import copies, decoder, everything, same_emits, warm_trace
+from forebay.specs.suite import oracle
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import KV_DTYPES, LAYOUTS, int32, new_pool, put_values, same_bits, slot, unchanged
+from forebay.specs.suite.steps import copies, decoder, everything, same_emits, warm_trace
 
 
 @pytest.mark.clause("C3", "C4", "C12", "W9", "D4")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, InvalidInput, WriteLoc
-from tests.contract import oracle
-from tests.contract.kv import (
+from forebay.specs.suite import oracle
+from forebay.specs.suite.kv import (
     KV_DTYPES,
     LAYOUTS,
     device_rows,

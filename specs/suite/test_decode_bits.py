@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, InvalidInput, KVGeometry
-from tests.contract.kv import (
+from forebay.specs.suite.kv import (
     KV_DTYPES,
     LAYOUTS,
     Params,

@@ -7,65 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.runtime import open_backend
 from forebay.specs import (
     Backend,
-    DeviceLost,
     InvalidInput,
     InvalidLayout,
     KVGeometry,
     Segment,
-    Selection,
     StaleTrace,
     Unsupported,
     WriteLoc,
 )
-from tests.contract.kv import int32
-from tests.contract.numpy_port import NumpyPort
-
-
-class LostDriver(NumpyPort):
-    """A device that can be lost: from then on it neither answers nor frees."""
-
-    lost = False
-    closed = False
-
-    def to_host(self, x: Any) -> Any:
-        if self.lost:
-            raise DeviceLost("the device stopped answering")
-        return super().to_host(x)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture
-def lost() -> tuple[Backend, LostDriver]:
-    driver = LostDriver()
-    return Backend(driver, Selection("lost", "")), driver
-
-
-@pytest.mark.clause("B5")
-def test_closing_closes_a_lost_device(lost: tuple[Backend, LostDriver]) -> None:
-    backend, driver = lost
-    backend.create_pool(KVGeometry(4, 2, 1, 2))
-    driver.lost = True
-    with pytest.raises(DeviceLost):
-        backend.close()
-    assert driver.closed
-    backend.close()
-    with pytest.raises(InvalidInput, match="is closed"):
-        backend.buffer("x", int32(1))
-
-
-@pytest.mark.clause("B5")
-def test_releasing_a_pool_of_a_lost_device_frees_it(lost: tuple[Backend, LostDriver]) -> None:
-    backend, driver = lost
-    pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
-    driver.lost = True
-    with pytest.raises(DeviceLost):
-        backend.release(pool)
-    assert not any(buffer.live for buffer in pool.buffers)
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import int32
 
 
 @pytest.mark.clause("B6", "C13")
@@ -168,8 +121,8 @@ def test_parts_that_overlap_in_one_store_are_refused_and_interleaved_ones_taken(
 
 
 @pytest.mark.clause("B5")
-def test_closing_frees_what_is_still_referenced() -> None:
-    with open_backend("cpu") as backend:
+def test_closing_frees_what_is_still_referenced(another: Another) -> None:
+    with another() as backend:
         x = backend.buffer("x", int32(1, 2))
         pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
     assert not x.live
@@ -193,8 +146,8 @@ def test_sizes_no_machine_has_are_refused_by_name(backend: Backend) -> None:
 
 
 @pytest.mark.clause("C10")
-def test_a_trace_of_another_backend_is_not_replayed(backend: Backend) -> None:
-    with open_backend("cpu") as other:
+def test_a_trace_of_another_backend_is_not_replayed(backend: Backend, another: Another) -> None:
+    with another() as other:
         x = other.buffer("x", int32(1))
         segment = Segment("inc", lambda _: ({x: x.get() + 1}, {}), updates=(x,))
         other.run(segment)

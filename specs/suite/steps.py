@@ -20,8 +20,8 @@ from forebay.specs import (
     Trace,
     WriteLoc,
 )
-from tests.attention import Array
-from tests.contract.kv import poison, same_bits
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import poison, same_bits
 
 VOCAB = 29
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, CaptureViolation, ColdCapture, Segment
-from tests.contract.acts import ACTS, HOST_API, Act
-from tests.contract.desk import Desk, open_desk
-from tests.contract.kv import bytes_of, unchanged
+from forebay.specs.suite.acts import ACTS, HOST_API, Act
+from forebay.specs.suite.desk import Desk, open_desk
+from forebay.specs.suite.kv import bytes_of, unchanged
 
 
 @pytest.fixture(scope="module")

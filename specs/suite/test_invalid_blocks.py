@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend
-from tests.contract.kv import (
+from forebay.specs.suite.kv import (
     BAD_BLOCKS,
     LAYOUTS,
     Scene,

@@ -10,8 +10,8 @@ import pytest
 
 from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry, Unsupported
 from forebay.specs.geometry import INT32_MAX
-from tests.contract import oracle
-from tests.contract.kv import (
+from forebay.specs.suite import oracle
+from forebay.specs.suite.kv import (
     KV_DTYPES,
     LAYOUTS,
     Sizes,

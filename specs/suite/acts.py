@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import AttentionParams, Backend, WriteLoc
-from tests.contract.desk import HOST, Desk, G
-from tests.contract.kv import int32
+from forebay.specs.suite.desk import HOST, Desk, G
+from forebay.specs.suite.kv import int32
 
 Act = Callable[[Backend, Desk], Any]
 """Does the forbidden thing; what it returns, if anything, is what the Segment returns."""

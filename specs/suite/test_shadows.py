@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, CaptureViolation, Pool, Segment, Shadow, StaleShadow, Unsupported, WriteLoc
-from tests.contract.kv import int32, mean_of_values, poison, refused, same_bits, unchanged
-from tests.contract.staging import G, host_kv, stage
+from forebay.specs.suite.kv import int32, mean_of_values, poison, refused, same_bits, unchanged
+from forebay.specs.suite.staging import G, host_kv, stage
 
 # -- S5 --------------------------------------------------------------------------------------------------------------------
 

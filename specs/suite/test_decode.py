@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, KVGeometry
-from tests.attention import Array
-from tests.contract import oracle
-from tests.contract.kv import (
+from forebay.specs.suite import oracle
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import (
     KV_DTYPES,
     LAYOUTS,
     Params,

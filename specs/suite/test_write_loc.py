@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.specs import Backend, Batch, BlockTable, ForebayError, InvalidInput, Pool, UnmarkedWriteLoc, WriteLoc
-from tests.contract.kv import (
+from forebay.specs.suite.kv import (
     LAYOUTS,
     device_rows,
     geometry,

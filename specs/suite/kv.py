@@ -14,9 +14,8 @@ import pytest
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
 from forebay.specs.geometry import storage_shapes
-from tests import attention
-from tests.attention import Array, Attention
-from tests.contract import oracle
+from forebay.specs.suite import attention, oracle
+from forebay.specs.suite.attention import Array, Attention
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import Backend, Buffer, KVGeometry, Pool, Segment, Shadow, Ticket, Trace, WriteLoc
-from tests.contract.kv import int32, poison
+from forebay.specs.suite.kv import int32, poison
 
 G = KVGeometry(4, 4, 2, 8)
 HOST = np.arange(4, dtype=np.float32)

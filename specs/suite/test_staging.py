@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.runtime import open_backend
 from forebay.specs import (
     Backend,
     BlockTable,
@@ -23,11 +22,11 @@ from forebay.specs import (
     UnmarkedWriteLoc,
     WriteLoc,
 )
-from tests import attention
-from tests.attention import Array
-from tests.contract import oracle
-from tests.contract.kv import KV_DTYPES, geometry, int32, new_pool, poison, refused, same_bits
-from tests.contract.staging import G, host_kv, stage
+from forebay.specs.suite import attention, oracle
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import KV_DTYPES, geometry, int32, new_pool, poison, refused, same_bits
+from forebay.specs.suite.staging import G, host_kv, stage
 
 
 def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> tuple[Array, Array]:
@@ -245,9 +244,9 @@ def test_a_wrong_request_stages_nothing(
 
 
 @pytest.mark.clause("S1", "B5")
-def test_another_backends_shadow_is_refused(backend: Backend) -> None:
+def test_another_backends_shadow_is_refused(backend: Backend, another: Another) -> None:
     k, v = host_kv()
-    with open_backend("cpu") as other:
+    with another() as other:
         foreign = other.create_shadow(G)
         with pytest.raises(InvalidInput, match="a pool of another backend"):
             stage(backend, k, v, foreign, [0], [1], 4)
