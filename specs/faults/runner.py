@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -115,13 +115,14 @@ def _seed_and_judge(fault: Fault, everything: bool, there: multiprocessing.conne
 def _result(fault: Fault, said: dict[str, Any], seconds: float) -> Result:
     plain, failed, error = said.get("plain_failed", []), said.get("failed", {}), said.get("error", "")
     by_clause = any(fault.clause in clauses for clauses in failed.values())
-    made: Callable[[Verdict, str], Result] = lambda verdict, detail: Result(
-        fault, verdict, failed, said.get("ran", 0), seconds, detail
-    )
+    verdict: Verdict
+    detail = ""
     if not said.get("applies", True):
-        return made("does not apply", error)
-    if plain or (error and not failed):
-        return made("too coarse", error or f"the plainest run falls: {plain[0]}")
-    if by_clause:
-        return made("killed", "")
-    return made("killed by another clause" if failed else "survived", "")
+        verdict, detail = "does not apply", error
+    elif plain or (error and not failed):
+        verdict, detail = "too coarse", error or f"the plainest run falls: {plain[0]}"
+    elif by_clause:
+        verdict = "killed"
+    else:
+        verdict = "killed by another clause" if failed else "survived"
+    return Result(fault, verdict, failed, said.get("ran", 0), seconds, detail)

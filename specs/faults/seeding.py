@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source, find_spec
@@ -57,6 +58,9 @@ def seed(fault: Fault) -> None:
     sys.meta_path.insert(0, SeededFinder(fault))
     for name in [name for name in sys.modules if name.startswith(NAMESPACE)]:
         del sys.modules[name]
+    # At once, because pytest puts its own finder in front: it rewrites the asserts of every module of a distribution with a plugin.
+    for module in dict.fromkeys(patch.module for patch in fault.patches):
+        import_module(module)
 
 
 def check_applies(fault: Fault) -> None:
