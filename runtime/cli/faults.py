@@ -13,7 +13,9 @@ from forebay.specs.errors import InvalidInput
 
 def faults(
     names: Annotated[list[str] | None, typer.Argument(metavar="FAULT...", help="Faults to seed; none for all.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")
+    ] = False,
     list_only: Annotated[bool, typer.Option("--list", help="List the faults and their clauses.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Faults at a time.")] = os.cpu_count() or 1,
     matrix: Annotated[

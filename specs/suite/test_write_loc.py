@@ -24,6 +24,7 @@ from forebay.specs.suite.kv import (
     same_bits,
     slot,
 )
+from forebay.specs.suite.mapped import Composite
 
 # -- W1 --------------------------------------------------------------------------------------------------------------------
 
@@ -258,17 +259,6 @@ def test_static_pools_ask_for_no_mark(backend: Backend) -> None:
         for mark in (False, True):
             read = pool.read(0, WriteLoc.slots(int32(slot(pool, 0)), physical=mark))
             np.testing.assert_array_equal(backend.to_host(read[1]), 3.0)
-
-
-class Composite:
-    """Two pools behind one door: a sliding window and a full one, each given the location that belongs to it."""
-
-    def __init__(self, window: Pool, full: Pool) -> None:
-        self.window, self.full = window, full
-
-    def write(self, loc: WriteLoc, k: Any, v: Any) -> None:
-        self.window.write(0, loc.window or loc, k, v)
-        self.full.write(0, loc.full or loc, k, v)
 
 
 @pytest.mark.clause("W5", "W3", "W2")

@@ -14,10 +14,12 @@ from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.runner import Result
 from forebay.specs.faults.runner import run as seed
 from tests.cli.conftest import run  # noqa: F401  (a fixture)
-from tests.cli.outcome import Run
+from tests.cli.running import Run
 
 ATTENTION = "forebay.backends.sim.attention"
-WINDOW = Patch(ATTENTION, "max(end - (call.window or end), 0)", "max(end - (call.window + 1 if call.window else end), 0)")
+WINDOW = Patch(
+    ATTENTION, "max(end - (call.window or end), 0)", "max(end - (call.window + 1 if call.window else end), 0)"
+)
 NOTHING = Patch(ATTENTION, "TILE: Final = 512", "TILE: Final = 256 * 2")
 EVERYTHING = Patch(ATTENTION, "    outs[0].put(out)", "    outs[0].put(out + 1)")
 DEAD = Patch(ATTENTION, "    outs[0].put(out)", "    import os; os._exit(3)")
