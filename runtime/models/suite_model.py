@@ -1,4 +1,4 @@
-"""The model that the shared suite decodes: random weights, small, and of sizes every backend has to decode (D 64, four heads a KV head)."""
+"""The model that the shared suite decodes: small, with random weights, in sizes every backend has to decode (D 64, G 4)."""
 
 from __future__ import annotations
 

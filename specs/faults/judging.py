@@ -112,7 +112,7 @@ def judge(fault: Fault | None, *, everything: bool) -> Judgement:
             )
             ended = f"pytest ended with {int(status)}"
         # Closing a backend that a fault has broken may raise anything, once every test has had its say.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             ended = f"{type(error).__name__}: {error}"
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:
@@ -130,8 +130,11 @@ def _elsewhere(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with Path(os.devnull).open("w", encoding="utf-8") as nothing:
-            with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-                yield
+        with (
+            Path(os.devnull).open("w", encoding="utf-8") as nothing,
+            contextlib.redirect_stdout(nothing),
+            contextlib.redirect_stderr(nothing),
+        ):
+            yield
     finally:
         os.chdir(before)

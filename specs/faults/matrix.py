@@ -59,8 +59,8 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# Clause × fault matrix",
         "",
-        "Written by `forebay faults --full`: every seeded fault, the clause it breaks, and how many tests of which clauses fell in the whole",
-        f"suite on `sim`. Contract {data['spec_version']}, suite {data['suite_sha256'][:16]}.",
+        "Written by `forebay faults --full`: every seeded fault, the clause it breaks, and how many tests of which",
+        f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_sha256'][:16]}.",
         "",
         f"{killed} of {len(faults)} faults were killed by a test of their own clause.",
         "Clauses without a fault: " + (", ".join(data["clauses_without_fault"]) or "none") + ".",

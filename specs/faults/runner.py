@@ -106,7 +106,7 @@ def _seed_and_judge(fault: Fault, everything: bool, there: multiprocessing.conne
         if not everything and not said["failed"] and not said["plain_failed"] and not said["error"]:
             others = judge(fault, everything=True)
             said = vars(others)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever a fault breaks is what there is to say of it
         said = {"error": f"{type(error).__name__}: {error}"}
     there.send(said)
     there.close()

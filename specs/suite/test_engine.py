@@ -11,6 +11,7 @@ import pytest
 
 from forebay.specs import Backend, CaptureDeclined, Segment
 from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import unchanged
 
 MakeEngine = Callable[..., Any]
 PROMPTS = [[3, 4, 5], [7, 8, 9, 10, 11, 12, 13, 14, 15], [20], [21, 22, 23, 24, 25, 26], [30, 31]]
@@ -47,7 +48,7 @@ def test_every_arm_gives_the_same_tokens(
         assert engine.report()["engine"]["reseeds"] == 0
 
 
-@pytest.mark.clause("C11", "C4")
+@pytest.mark.clause("C11", "C4", "C6")
 def test_draws_are_the_same_in_every_arm_and_batch(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType
 ) -> None:
@@ -138,6 +139,35 @@ def test_an_input_that_was_not_seeded_costs_a_reseed_and_no_token(
     assert engine.report()["engine"]["reseeds"] == 1
 
 
+@pytest.mark.clause("C5")
+@pytest.mark.refuses("C5")
+@pytest.mark.parametrize("damage", ["stamp", "page", "visible", "limit", "epoch"])
+def test_a_row_that_does_not_check_writes_nothing(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], damage: str
+) -> None:
+    """Damage to a live row: the step changes no byte of the pool and releases nothing; the tokens are right in the end."""
+    engine = make_engine(backend, slots=1, block_size=64, read_behind=0)
+    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=12, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    device, known = engine._parts.device, list(request.token_ids)
+    buffer = device.table if damage in ("stamp", "page") else device.scalars[damage]
+    row = backend.fetch(buffer)[:1].copy()
+    if damage in ("stamp", "page"):
+        row[0, -1 if damage == "stamp" else 0] = 0
+    else:
+        row[0] = {"visible": row[0] + 1, "limit": 0, "epoch": row[0] + 1}[damage]
+    backend.upload(buffer, row, 0)
+    with unchanged(backend, engine._parts.pool):
+        assert engine.step() == []
+    assert list(request.token_ids) == known
+    while engine.has_work:
+        engine.step()
+    assert list(request.token_ids) == alone[2]
+    counts = engine.report()["engine"]
+    assert (counts["reseeds"], counts["prefills"]) == (1, 2)
+
+
 @pytest.mark.clause("C6")
 @pytest.mark.parametrize("recapture", [False, True])
 def test_a_boundary_goes_on_replaying_or_captures_anew(
@@ -165,12 +195,13 @@ def test_offloaded_requests_come_back_with_their_own_rows(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
 ) -> None:
     """Too few blocks for all: requests give way, their KV is staged back into blocks that others had, partial ones too."""
-    engine = make_engine(backend, block_size=4, num_blocks=8, preempt="offload")
-    assert generate(engine, runtime) == alone
-    report = engine.report()["engine"]
-    assert report["restored"] > 0
-    assert report["block_copies"] == 0
-    assert engine.report()["memory"]["blocks_allocated"] == 0
+    for num_blocks in (6, 7, 8, 9):
+        engine = make_engine(backend, block_size=4, num_blocks=num_blocks, preempt="offload")
+        staged = backend.counters.launches["stage"]
+        assert generate(engine, runtime) == alone
+        assert engine.report()["engine"]["restored"] > 0
+        assert backend.counters.launches["stage"] > staged
+        assert engine.report()["memory"]["blocks_allocated"] == 0
 
 
 @pytest.mark.clause("L5", "C6")

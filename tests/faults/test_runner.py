@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from forebay.runtime.cli import app
 from forebay.specs.faults import matrix
 from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.runner import Result
 from forebay.specs.faults.runner import run as seed
-from tests.cli.conftest import run  # noqa: F401  (a fixture)
-from tests.cli.running import Run
 
 ATTENTION = "forebay.backends.sim.attention"
 WINDOW = Patch(
@@ -83,8 +82,10 @@ def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
     assert result.returncode == 0
 
 
-def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(run: Run, tmp_path: Path) -> None:
-    assert run("faults", "nosuch").status == 2
-    assert run("faults", "--matrix", str(tmp_path)).status == 2
-    listed = run("faults", "--list")
-    assert (listed.status, len(listed.out.splitlines())) == (0, len(faults()))
+def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(
+    plain_surroundings: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert app.main(("faults", "nosuch")) == app.main(("faults", "--matrix", str(tmp_path))) == 2
+    assert "no fault nosuch" in capsys.readouterr().err
+    assert app.main(("faults", "--list")) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(faults())
