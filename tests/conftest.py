@@ -1,4 +1,4 @@
-"""Shared by all tests: fixtures of several folders."""
+"""Shared by all tests: a test may only claim clauses that the contract has; fixtures of several folders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from typing import Any
 
 import pytest
 
+from forebay.specs.suite.plugin import check_clauses
 from tests.selection.fakes import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests here may only claim clauses that the contract has, as the suite's own."""
+    check_clauses(items)
 
 
 @pytest.fixture

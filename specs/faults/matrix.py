@@ -59,7 +59,7 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# Clause × fault matrix",
         "",
-        "Written by `forebay faults --full`: every seeded fault, the clause it breaks, and how many tests of which",
+        "Written by `forebay faults --full --matrix FOLDER`: every seeded fault, the clause it breaks, and how many tests of which",
         f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_sha256'][:16]}.",
         "",
         f"{killed} of {len(faults)} faults were killed by a test of their own clause.",
