@@ -64,11 +64,12 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes(error: BaseException) -> str:
-    """An error and what caused it, in one line."""
-    said = []
+    """An error and what caused it, in one line; a cause whose words are in what it caused is not said again."""
+    said: list[str] = []
     each: BaseException | None = error
     while each is not None:
-        said.append(f"{type(each).__name__}: {each}")
+        if not said or str(each) not in said[-1]:
+            said.append(f"{type(each).__name__}: {each}")
         each = each.__cause__
     return "; caused by ".join(said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
@@ -211,7 +212,7 @@ class Judge:
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _measure(self, dtype: str, error: float, limit: float) -> None:
-        if dtype not in self._errors or not error <= self._errors[dtype][0]:
+        if math.isfinite(error) and error >= self._errors.get(dtype, (0.0, limit))[0]:  # the others fail, and JSON has no NaN
             self._errors[dtype] = (error, limit)
 
     def _waived(self, item: pytest.Item, phase: Phase) -> Outcome:
