@@ -270,7 +270,7 @@ def test_merged_parts_keep_their_dtype(backend: Backend, dtype: str) -> None:
     np.testing.assert_allclose(backend.to_host(merged_lse), backend.to_host(lse) + np.log(3), rtol=1e-6)
 
 
-@pytest.mark.clause("D10")
+@pytest.mark.refuses("D10")
 def test_parts_that_do_not_belong_together_are_refused(backend: Backend) -> None:
     def device(*shape: int, dtype: Any = np.float32) -> Any:
         return backend.to_device(np.zeros(shape, dtype))

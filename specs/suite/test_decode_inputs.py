@@ -53,7 +53,7 @@ def test_int32_and_host_int64_tables_are_taken(backend: Backend, dtype: Any, mar
             assert mean_of_values(backend, pool, given_as, [4], table_len=2, path="gather")[0] == 1.5
 
 
-@pytest.mark.clause("D1")
+@pytest.mark.refuses("D1")
 @pytest.mark.case("I03")
 @pytest.mark.parametrize(
     "dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "float32", "float64", "bool"]
@@ -68,7 +68,7 @@ def test_other_host_types_are_refused_by_name(backend: Backend, name: str, dtype
             late(**arrays)
 
 
-@pytest.mark.clause("D1")
+@pytest.mark.refuses("D1")
 @pytest.mark.case("I03")
 @pytest.mark.parametrize("name", ["table", "visible"])
 def test_device_arrays_of_another_type_are_refused(backend: Backend, name: str) -> None:
@@ -80,7 +80,7 @@ def test_device_arrays_of_another_type_are_refused(backend: Backend, name: str) 
                 late(**{name: array})
 
 
-@pytest.mark.clause("D1")
+@pytest.mark.refuses("D1")
 @pytest.mark.parametrize("name", ["table", "visible", "q", "sinks"])
 @pytest.mark.parametrize("thing", [None, [[1]], 3, "1", object()])
 def test_things_that_are_no_arrays_are_refused(backend: Backend, name: str, thing: object) -> None:
@@ -93,7 +93,7 @@ def test_things_that_are_no_arrays_are_refused(backend: Backend, name: str, thin
             late(**arguments)
 
 
-@pytest.mark.clause("D1")
+@pytest.mark.refuses("D1")
 @given(table=st.integers(-(2**63), 2**63 - 1).filter(lambda n: not -(2**31) <= n < 2**31))
 def test_int64_values_that_do_not_fit_are_refused(backend: Backend, table: int) -> None:
     with scene(backend, (4,)) as s:
@@ -157,7 +157,7 @@ def test_any_table_width(backend: Backend, width: int) -> None:
             assert got[0] == (4.0 if narrow == 1 else 4.5)
 
 
-@pytest.mark.clause("D1")
+@pytest.mark.refuses("D1")
 @pytest.mark.case("I07")
 def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
     """Pages [7] and [1, 2, 3]: as rows of a table 7.0 and 2.0; packed in one line they are no table."""
@@ -209,7 +209,7 @@ class Late:
         return call(self.scene, **({"q": self.q} | changes))
 
 
-@pytest.mark.clause("D1", "D8")
+@pytest.mark.refuses("D1", "D8")
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -244,7 +244,7 @@ def test_a_wrong_argument_is_refused(
         same_bits(backend.to_host(late()), s.decode()[0])
 
 
-@pytest.mark.clause("D1", "D8")
+@pytest.mark.refuses("D1", "D8")
 @pytest.mark.parametrize(
     ("shape", "error", "says"),
     [
@@ -272,7 +272,7 @@ def test_a_query_of_the_wrong_shape_is_refused(
             call(s, q=q)
 
 
-@pytest.mark.clause("D8")
+@pytest.mark.refuses("D8")
 @given(kv_heads=st.integers(1, 8), heads=st.integers(0, 40))
 def test_query_heads_that_do_not_divide_are_refused_everywhere(kv_heads: int, heads: int) -> None:
     g = KVGeometry(2, 2, kv_heads, 4)
@@ -283,7 +283,7 @@ def test_query_heads_that_do_not_divide_are_refused_everywhere(kv_heads: int, he
             g.check_query_heads(heads, "here")
 
 
-@pytest.mark.clause("D9", "D1")
+@pytest.mark.refuses("D9", "D1")
 @pytest.mark.parametrize(
     ("params", "says"),
     [
@@ -303,7 +303,7 @@ def test_parameters_out_of_range_are_refused(params: dict[str, Any], says: str) 
         AttentionParams(**params)
 
 
-@pytest.mark.clause("D9", "D1")
+@pytest.mark.refuses("D9", "D1")
 def test_sinks_of_the_wrong_kind_are_refused(backend: Backend) -> None:
     with scene(backend, (9, 5), heads=4) as s:
         late = Late(s)
@@ -317,7 +317,7 @@ def test_sinks_of_the_wrong_kind_are_refused(backend: Backend) -> None:
                 late(params=AttentionParams(sinks=sinks))
 
 
-@pytest.mark.clause("D1", "B5")
+@pytest.mark.refuses("D1", "B5")
 def test_pools_that_are_not_the_backends_are_refused(backend: Backend, another: Another) -> None:
     """Another backend's pool, a released one, a closed backend: refused, not dereferenced."""
     with scene(backend, (9, 5)) as s, another() as other:

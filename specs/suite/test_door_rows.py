@@ -91,7 +91,7 @@ def test_no_rows_are_a_legal_call(backend: Backend) -> None:
         assert [backend.to_host(x).shape for x in pool.read(0, none)] == [(0, 2, 8)] * 2
 
 
-@pytest.mark.clause("W6", "D1", "W3")
+@pytest.mark.refuses("W6", "D1", "W3")
 @pytest.mark.parametrize("door", ["write", "read", "copy src", "copy dst"])
 @pytest.mark.parametrize(
     ("loc", "says"),
@@ -143,7 +143,7 @@ def test_a_wrong_location_is_refused_at_every_door(backend: Backend, door: str, 
             doors[door]()
 
 
-@pytest.mark.clause("W6", "D1")
+@pytest.mark.refuses("W6", "D1")
 def test_wrong_rows_and_layers_are_refused(backend: Backend) -> None:
     g = geometry()
     with new_pool(backend, g) as pool:

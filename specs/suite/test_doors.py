@@ -63,6 +63,7 @@ def test_a_pad_writes_nothing_and_never_wraps(backend: Backend, layout: str, whe
 
 
 @pytest.mark.clause("W6")
+@pytest.mark.refuses("W6")
 @pytest.mark.case("A01")
 @pytest.mark.parametrize("bad", [-2, -16, -17, 20, 21, 35, 2**31 - 1, -(2**31)])
 def test_an_id_outside_the_pool_raises_on_the_host_and_is_counted_on_the_device(backend: Backend, bad: int) -> None:
@@ -183,6 +184,7 @@ def test_rows_of_one_call_in_one_block_land_whole_in_any_order(backend: Backend,
 
 
 @pytest.mark.clause("W8")
+@pytest.mark.refuses("W8")
 @pytest.mark.case("I05")
 def test_duplicate_slots_of_one_host_known_call_are_refused(backend: Backend) -> None:
     g = geometry()
@@ -237,7 +239,7 @@ def test_a_copy_reads_before_it_writes_and_moves_bits(backend: Backend, layout: 
         assert pool.dropped == 0
 
 
-@pytest.mark.clause("W6")
+@pytest.mark.refuses("W6")
 def test_a_copy_of_unequal_counts_is_refused(backend: Backend) -> None:
     says = "2 source rows and 1 target rows"
     with new_pool(backend, geometry()) as pool, refused(backend, InvalidInput, says, pool):

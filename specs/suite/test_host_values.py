@@ -16,7 +16,7 @@ from forebay.specs.suite.kv import int32
 INT32_MAX = 2**31 - 1
 
 
-@pytest.mark.clause("B6")
+@pytest.mark.refuses("B6")
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
@@ -38,7 +38,7 @@ def test_a_value_that_would_change_is_refused(backend: Backend, value: Any, dtyp
     assert backend.counters.uploads == uploads
 
 
-@pytest.mark.clause("B6")
+@pytest.mark.refuses("B6")
 @pytest.mark.parametrize("value", [[[1.0], [1.0, 2.0]], ["x"], object(), None])
 def test_what_is_no_array_of_numbers_is_refused(backend: Backend, value: Any) -> None:
     with pytest.raises(InvalidInput, match="to_device"):
@@ -103,7 +103,7 @@ def test_counts_stay_at_their_largest_value(backend: Backend) -> None:
     backend.release(pool)
 
 
-@pytest.mark.clause("D9")
+@pytest.mark.refuses("D9")
 @pytest.mark.parametrize("fields", [{"scale": 1e39}, {"softcap": 1e39}, {"scale": 10**400}, {"window": 10**30}])
 def test_parameters_that_float32_or_int32_cannot_hold_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"finite in float32|at most"):

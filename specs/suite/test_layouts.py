@@ -76,7 +76,7 @@ def test_the_backend_chooses_a_layout_it_supports(backend: Backend) -> None:
             assert pool.layout in backend.capabilities.layouts
 
 
-@pytest.mark.clause("L2", "D8")
+@pytest.mark.refuses("L2", "D8")
 @pytest.mark.parametrize(
     ("layout", "sizes", "says"),
     [
@@ -95,6 +95,7 @@ def test_a_layout_that_does_not_fit_is_refused(backend: Backend, layout: str, si
 
 
 @pytest.mark.clause("L2", "B4")
+@pytest.mark.refuses("L2", "B4")
 def test_a_dtype_beyond_the_backend_is_refused_with_those_it_has(backend: Backend) -> None:
     beyond = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype not in backend.capabilities.kv_dtypes]
     for dtype in beyond:
@@ -106,7 +107,7 @@ def test_a_dtype_beyond_the_backend_is_refused_with_those_it_has(backend: Backen
             assert mean_of_values(backend, pool, int32([pool.first_block]), [1])[0] == 3
 
 
-@pytest.mark.clause("L1")
+@pytest.mark.refuses("L1")
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
@@ -143,7 +144,7 @@ def test_block_0_is_the_sink_of_created_pools_only(backend: Backend, layout: str
     backend.release(wrapped)
 
 
-@pytest.mark.clause("L1")
+@pytest.mark.refuses("L1")
 def test_a_pool_of_no_geometry_is_refused(backend: Backend) -> None:
     sizes: Any = {"num_blocks": 4}  # a type checker would refuse it first
     with refused(backend, ForebayError, "got dict, expected KVGeometry"):

@@ -21,7 +21,7 @@ from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import int32
 
 
-@pytest.mark.clause("B6", "C13")
+@pytest.mark.refuses("B6", "C13")
 def test_a_buffer_is_read_or_updated(backend: Backend) -> None:
     """Declared in both it would be handed to a donating backend twice."""
     x = backend.buffer("x", int32(1))
@@ -81,7 +81,7 @@ def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> Non
     backend.release(pool)
 
 
-@pytest.mark.clause("B6", "D10")
+@pytest.mark.refuses("B6", "D10")
 def test_host_arrays_are_refused_where_device_arrays_belong(backend: Backend) -> None:
     host = np.zeros((1, 2, 4), np.float32)
     with pytest.raises(InvalidInput, match="to_host: got ndarray"):
@@ -90,7 +90,7 @@ def test_host_arrays_are_refused_where_device_arrays_belong(backend: Backend) ->
         backend.merge_partials([host], [host[..., 0]])
 
 
-@pytest.mark.clause("L1")
+@pytest.mark.refuses("L1")
 def test_one_memory_is_not_wrapped_twice(backend: Backend) -> None:
     g = KVGeometry(2, 2, 1, 4)
     k = np.zeros((2, 2, 1, 4), np.float32)
@@ -132,7 +132,7 @@ def test_closing_frees_what_is_still_referenced(another: Another) -> None:
     backend.release(pool)
 
 
-@pytest.mark.clause("L1")
+@pytest.mark.refuses("L1")
 def test_sizes_no_machine_has_are_refused_by_name(backend: Backend) -> None:
     for shape in ((2**50,), (2**40, 2**40)):
         with pytest.raises(Unsupported, match=f"{4 * int(np.prod([int(n) for n in shape], dtype=object))} bytes"):
@@ -145,7 +145,7 @@ def test_sizes_no_machine_has_are_refused_by_name(backend: Backend) -> None:
             backend.reserve("bad", bad, "float32")
 
 
-@pytest.mark.clause("C10")
+@pytest.mark.refuses("C10")
 def test_a_trace_of_another_backend_is_not_replayed(backend: Backend, another: Another) -> None:
     with another() as other:
         x = other.buffer("x", int32(1))

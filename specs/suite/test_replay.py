@@ -211,6 +211,7 @@ def test_a_captured_write_takes_its_ids_from_a_buffer(backend: Backend, how: str
 
 
 @pytest.mark.clause("C7", "C2")
+@pytest.mark.refuses("C2")
 @pytest.mark.case("A11")
 def test_a_cache_first_made_inside_the_capture_is_refused(backend: Backend) -> None:
     """Storage that does not exist before capture is refused by name; made before, each replay lands and stays."""
@@ -290,6 +291,7 @@ def test_a_bucket_larger_than_the_live_rows(backend: Backend, path: str) -> None
 
 
 @pytest.mark.clause("C7", "D1")
+@pytest.mark.refuses("D1")
 @pytest.mark.case("A04")
 def test_a_bucket_larger_than_its_state_is_refused(backend: Backend) -> None:
     s = Attention(backend, bucket=4, rows=3)

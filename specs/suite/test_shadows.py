@@ -15,6 +15,7 @@ from forebay.specs.suite.staging import G, host_kv, stage
 
 
 @pytest.mark.clause("S5", "C2", "C12")
+@pytest.mark.refuses("S5", "C2")
 def test_no_host_write_under_capture_but_a_zero_fill(backend: Backend, shadow: Shadow) -> None:
     """A declared Buffer, a reserved one, the shadow's own storage: filled by the replay, not by the capture."""
     k, v = host_kv()
@@ -94,6 +95,7 @@ def attend(b: Backend, shadow: Pool, table: Any, visible: int, path: str = "dire
 
 
 @pytest.mark.clause("S6", "D2")
+@pytest.mark.refuses("S6")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str, path: str) -> None:
@@ -133,6 +135,7 @@ def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str
 
 
 @pytest.mark.clause("S6")
+@pytest.mark.refuses("S6")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_old_rows_behind_a_shorter_prefix_are_never_read(backend: Backend, where: str, path: str) -> None:
@@ -161,6 +164,7 @@ def test_old_rows_behind_a_shorter_prefix_are_never_read(backend: Backend, where
 
 
 @pytest.mark.clause("S6")
+@pytest.mark.refuses("S6")
 def test_layers_are_staged_apart(backend: Backend, shadow: Shadow) -> None:
     k, v = host_kv()
     stage(backend, k, v, shadow, [0], [1], 4, layer=1)
@@ -196,7 +200,7 @@ def test_a_replay_sees_the_present_version(backend: Backend) -> None:
     backend.release(shadow)
 
 
-@pytest.mark.clause("S6")
+@pytest.mark.refuses("S6")
 def test_a_shadow_is_changed_by_staging_alone(backend: Backend, shadow: Shadow) -> None:
     rows = backend.to_device(np.zeros((1, 2, 6), np.float32))
     loc = WriteLoc.slots(int32(4))

@@ -112,6 +112,7 @@ VIEWS: tuple[Callable[[Array, Array], tuple[Array, Array]], ...] = (
 
 
 @pytest.mark.clause("S1")
+@pytest.mark.refuses("S1")
 @pytest.mark.parametrize("view", [unbound, packed, head_major, backwards])
 def test_a_strided_view_needs_the_callers_word(backend: Backend, shadow: Shadow, view: Any) -> None:
     k, v = host_kv()
@@ -144,6 +145,7 @@ def test_special_bits_survive_staging(backend: Backend) -> None:
 
 
 @pytest.mark.clause("S1", "L2")
+@pytest.mark.refuses("S1")
 def test_latent_kv_is_staged_without_v(backend: Backend) -> None:
     g = geometry("LATENT", head_dim=9)
     with new_pool(backend, g, "LATENT") as pool:
@@ -159,7 +161,7 @@ def test_latent_kv_is_staged_without_v(backend: Backend) -> None:
 # -- S3 and other refusals ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.clause("S3")
+@pytest.mark.refuses("S3")
 def test_the_dtype_is_named(backend: Backend, shadow: Shadow) -> None:
     """Float32 and two bfloat16 have the same bytes; nothing is guessed from a size."""
     k, v = host_kv()
@@ -189,7 +191,7 @@ def test_the_dtype_is_named(backend: Backend, shadow: Shadow) -> None:
     backend.release(half)
 
 
-@pytest.mark.clause("S1", "S2")
+@pytest.mark.refuses("S1", "S2")
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -243,7 +245,7 @@ def test_a_wrong_request_stages_nothing(
         shadow.read(0, WriteLoc.slots(int32(4)))
 
 
-@pytest.mark.clause("S1", "B5")
+@pytest.mark.refuses("S1", "B5")
 def test_another_backends_shadow_is_refused(backend: Backend, another: Another) -> None:
     k, v = host_kv()
     with another() as other:
@@ -281,6 +283,7 @@ def test_staging_counts_what_it_uploads(backend: Backend, shadow: Shadow) -> Non
 
 
 @pytest.mark.clause("S1", "W3")
+@pytest.mark.refuses("W3")
 def test_staging_into_a_pool_that_translates_needs_the_mark(backend: Backend) -> None:
     pool = backend.create_pool(G, requires_physical_write_loc=True)
     k, v = host_kv()

@@ -54,6 +54,7 @@ def still_works(d: Desk, before: list[tuple[str, bytes]]) -> None:
 
 
 @pytest.mark.clause("C2", "S5", "D1", "C12")
+@pytest.mark.refuses("C2", "S5")
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("name", ACTS)
 def test_a_forbidden_act_is_a_violation_that_changes_nothing(desk: Desk, name: str, warm: bool) -> None:
@@ -83,7 +84,7 @@ def test_a_forbidden_act_is_a_violation_that_changes_nothing(desk: Desk, name: s
     still_works(desk, before)
 
 
-@pytest.mark.clause("C2")
+@pytest.mark.refuses("C2")
 @pytest.mark.parametrize("name", HOST_API)
 def test_the_host_api_is_refused_in_run_as_well(desk: Desk, name: str) -> None:
     """Doors that acted before the violation stay (an eager step has no way back); Buffers, other pools and counts do not change."""

@@ -192,7 +192,7 @@ def test_manager_blocks_that_are_multiples_of_kernel_blocks(backend: Backend) ->
     backend.release(managed)
 
 
-@pytest.mark.clause("L7", "L1")
+@pytest.mark.refuses("L7", "L1")
 @pytest.mark.parametrize("block_size", [5, 8, 24])
 def test_another_block_size_than_the_memory_has_is_refused(backend: Backend, block_size: int) -> None:
     k = np.zeros((5, 12, 2, 8), np.float32)
@@ -207,7 +207,7 @@ def strided(*strides: int) -> Array:
 SOUND = np.zeros((4, 4, 2, 8), np.float32)
 
 
-@pytest.mark.clause("L1", "L2")
+@pytest.mark.refuses("L1", "L2")
 @pytest.mark.parametrize(
     ("arrays", "layout", "says"),
     [
@@ -239,6 +239,7 @@ def test_memory_that_does_not_fit_is_refused(backend: Backend, arrays: Any, layo
 
 
 @pytest.mark.clause("B4", "L1")
+@pytest.mark.refuses("B4")
 def test_foreign_memory_is_a_capability(backend: Backend) -> None:
     """Works if claimed; refused by name if not."""
     array = np.zeros((4, 2, 4, 2, 8), np.float32)

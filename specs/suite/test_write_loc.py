@@ -24,6 +24,7 @@ from forebay.specs.suite.kv import (
     same_bits,
     slot,
 )
+from forebay.specs.suite.mapped import Composite
 
 # -- W1 --------------------------------------------------------------------------------------------------------------------
 
@@ -44,14 +45,14 @@ def test_a_location_carries_its_own_mark() -> None:
     assert BlockTable(table).physical is False
 
 
-@pytest.mark.clause("W1")
+@pytest.mark.refuses("W1")
 def test_a_mark_is_static() -> None:
     for marked in (WriteLoc.slots(int32(4)), BlockTable(int32([1]))):
         with pytest.raises(FrozenInstanceError):
             marked.physical = True  # type: ignore[misc]
 
 
-@pytest.mark.clause("W1")
+@pytest.mark.refuses("W1")
 @pytest.mark.parametrize("table_len", [-1, 1.0, None, True, "1"])
 def test_a_table_len_that_is_none_is_refused(table_len: Any) -> None:
     with pytest.raises(InvalidInput, match=r"WriteLoc.paged table_len: got .*, expected a non-negative int"):
@@ -133,6 +134,7 @@ def test_a_batch_gives_its_mark_to_its_own_ids_only() -> None:
 
 
 @pytest.mark.clause("W2", "W3")
+@pytest.mark.refuses("W3")
 def test_encoder_ids_are_never_marked(backend: Backend) -> None:
     encoder = int32(9)
     batch = Batch(int32(4), physical=True, encoder_out_loc=encoder)
@@ -190,6 +192,7 @@ def table_for(pool: Pool, *blocks: int) -> Any:
 
 
 @pytest.mark.clause("W3")
+@pytest.mark.refuses("W3")
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_unmarked_ids_are_refused_at_every_door(backend: Backend, where: str) -> None:
     """Nothing is read, written, counted, uploaded or launched; the same calls with the mark work."""
@@ -258,18 +261,8 @@ def test_static_pools_ask_for_no_mark(backend: Backend) -> None:
             np.testing.assert_array_equal(backend.to_host(read[1]), 3.0)
 
 
-class Composite:
-    """Two pools behind one door: a sliding window and a full one, each given the location that belongs to it."""
-
-    def __init__(self, window: Pool, full: Pool) -> None:
-        self.window, self.full = window, full
-
-    def write(self, loc: WriteLoc, k: Any, v: Any) -> None:
-        self.window.write(0, loc.window or loc, k, v)
-        self.full.write(0, loc.full or loc, k, v)
-
-
 @pytest.mark.clause("W5", "W3", "W2")
+@pytest.mark.refuses("W5", "W3")
 def test_the_door_of_a_sub_pool_checks_what_a_composite_forwards(backend: Backend) -> None:
     g = geometry()
     with (

@@ -19,7 +19,8 @@ SETTINGS: Final = "runtime/settings.py"
 
 THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "specs": frozenset({"numpy"}),
-    "specs/suite": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
+    "runtime/suite_plugin.py": frozenset({"pytest"}),
+    "specs/suite": frozenset({"pytest", "hypothesis", "pluggy", "jinja2", "matplotlib"}),
     "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
     "runtime": frozenset({"numpy", "pluggy"}),
     SETTINGS: frozenset({"pydantic"}),

@@ -1,0 +1,51 @@
+"""``forebay faults``: seed faults, and see that the shared suite catches each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.specs.errors import InvalidInput
+
+
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(metavar="FAULT...", help="Faults to seed; none for all.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")
+    ] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List the faults and their clauses.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Faults at a time.")] = os.cpu_count() or 1,
+    matrix: Annotated[
+        Path | None, typer.Option(help="With --full: the folder for matrix.json and MATRIX.md.", metavar="FOLDER")
+    ] = None,
+) -> None:
+    """Prove the suite: each seeded fault must make a test of its clause fail, and leave the plainest run right.
+
+    Exit status 1 where a fault survives, is caught by another clause's tests only, breaks the plainest run or no longer applies.
+    """
+    # Imported here: the suite needs pytest and hypothesis, which the other commands do without.
+    try:
+        from forebay.specs.faults import catalogue, runner
+        from forebay.specs.faults import matrix as matrices
+    except ImportError as error:
+        raise InvalidInput(f"seeding faults needs {error.name}: pip install 'forebay[suite]'") from error
+    chosen = catalogue.select(names or [])
+    if list_only:
+        for fault in chosen:
+            print(f"{fault.id:48} {fault.clause:4} {fault.title}")
+        return
+    if matrix is not None and not (full and matrix.is_dir()):
+        raise InvalidInput(f"--matrix {matrix}: expected an existing folder, together with --full")
+    results = []
+    for result in runner.run(chosen, everything=full, workers=workers):
+        results.append(result)
+        by = next(iter(result.killed_by), "")
+        print(f"{result.verdict:24} {result.fault.clause:4} {result.fault.id}  {result.detail or by}", flush=True)
+    bad = [result for result in results if not result.good]
+    print(f"{len(results)} faults, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
+    if matrix is not None:
+        matrices.write(results, matrix)
+    raise typer.Exit(1 if bad else 0)

@@ -1,0 +1,11 @@
+"""Parts of the runtime that the shared suite tests by themselves: one place that says which."""
+
+from __future__ import annotations
+
+from .lanes import Lanes
+from .plugins import PluginManager
+from .prefix_cache import PrefixCache
+from .state import DeviceState
+from .variants import GREEDY
+
+__all__ = ["GREEDY", "DeviceState", "Lanes", "PluginManager", "PrefixCache"]

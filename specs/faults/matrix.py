@@ -1,0 +1,81 @@
+"""The clause × fault matrix: which clauses' tests fall by which fault, as data and as a page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.specs.clauses import catalogue
+from forebay.specs.faults.catalogue import without_fault
+from forebay.specs.faults.runner import Result
+
+MATRIX_JSON: Final = "matrix.json"
+MATRIX_PAGE: Final = "MATRIX.md"
+HASHED: Final = (".py", ".toml")
+
+
+def suite_hash() -> str:
+    """SHA-256 over the names and contents of the suite's sources and of the clause catalogue."""
+    digest = hashlib.sha256()
+    suite = resources.files("forebay.specs.suite")
+    files = {item.name: item for item in suite.iterdir() if item.name.endswith(HASHED)}
+    files["clauses.toml"] = resources.files("forebay.specs").joinpath("clauses.toml")
+    for name in sorted(files):
+        digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def matrix(results: Iterable[Result]) -> dict[str, Any]:
+    """The matrix as plain data: for each fault its clause, verdict and, by clause, how many tests fell."""
+    faults = {}
+    for result in sorted(results, key=lambda result: result.fault.id):
+        fallen = Counter(clause for clauses in result.killed_by.values() for clause in clauses)
+        faults[result.fault.id] = {
+            "clause": result.fault.clause,
+            "title": result.fault.title,
+            "counter": result.fault.counter,
+            "verdict": result.verdict,
+            "tests_fallen": len(result.killed_by),
+            "tests_run": result.ran,
+            "fallen_by_clause": {c.id: fallen[c.id] for c in catalogue().in_force() if fallen[c.id]},
+        }
+    return {
+        "spec_version": catalogue().version,
+        "suite_sha256": suite_hash(),
+        "faults": faults,
+        "clauses_without_fault": list(without_fault()),
+    }
+
+
+def page(data: dict[str, Any]) -> str:
+    """The matrix as Markdown: a line a fault."""
+    faults = data["faults"]
+    killed = sum(fault["verdict"] == "killed" for fault in faults.values())
+    lines = [
+        "# Clause × fault matrix",
+        "",
+        "Written by `forebay faults --full`: every seeded fault, the clause it breaks, and how many tests of which",
+        f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_sha256'][:16]}.",
+        "",
+        f"{killed} of {len(faults)} faults were killed by a test of their own clause.",
+        "Clauses without a fault: " + (", ".join(data["clauses_without_fault"]) or "none") + ".",
+        "",
+        "| fault | clause | verdict | tests fallen | by clause |",
+        "|---|---|---|---|---|",
+    ]
+    for name, fault in faults.items():
+        by_clause = " ".join(f"{clause}:{n}" for clause, n in fault["fallen_by_clause"].items())
+        lines.append(f"| `{name}` | {fault['clause']} | {fault['verdict']} | {fault['tests_fallen']} | {by_clause} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(results: Iterable[Result], folder: Path) -> None:
+    """Write ``matrix.json`` and ``MATRIX.md`` into ``folder``."""
+    data = matrix(results)
+    (folder / MATRIX_JSON).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / MATRIX_PAGE).write_text(page(data), encoding="utf-8")

@@ -1,0 +1,296 @@
+"""The engine over the judged backend: arms, boundaries, receipts, Lanes and counts (clauses S6, C3 to C11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.specs import Backend, CaptureDeclined, Segment
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import unchanged
+
+MakeEngine = Callable[..., Any]
+PROMPTS = [[3, 4, 5], [7, 8, 9, 10, 11, 12, 13, 14, 15], [20], [21, 22, 23, 24, 25, 26], [30, 31]]
+LENGTHS = (9, 4, 12, 6, 8)
+"""Requests for three slots: the last two begin where others have ended."""
+INPUTS = ("token", "position", "visible", "epoch", "limit", "seed", "table", "stop")
+ROUNDS = 40
+
+
+def params(runtime: ModuleType, **options: Any) -> list[Any]:
+    return [runtime.SamplingParams(max_tokens=n, ignore_eos=True, **options) for n in LENGTHS]
+
+
+def generate(engine: Any, runtime: ModuleType, **options: Any) -> list[list[int]]:
+    return [list(r.token_ids) for r in engine.generate(PROMPTS, params(runtime, **options))]
+
+
+@pytest.fixture
+def alone(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> list[list[int]]:
+    """Tokens of each prompt by itself, the host supplying every id."""
+    engine = make_engine(backend, arm="eager", slots=1)
+    return [list(engine.generate([p], s)[0].token_ids) for p, s in zip(PROMPTS, params(runtime), strict=True)]
+
+
+@pytest.mark.clause("C11", "C3", "C4", "C6")
+def test_every_arm_gives_the_same_tokens(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
+) -> None:
+    for options in ({"arm": "eager"}, {"capture": "off"}, {"capture": "auto"}, {"capture": "auto", "read_behind": 3}):
+        engine = make_engine(backend, block_size=4, **options)
+        before = backend.counters.replay
+        assert generate(engine, runtime) == alone, options
+        assert (backend.counters.replay > before) is (options.get("capture") == "auto")
+        assert engine.report()["engine"]["reseeds"] == 0
+
+
+@pytest.mark.clause("C11", "C4", "C6")
+def test_draws_are_the_same_in_every_arm_and_batch(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+) -> None:
+    options = {"temperature": 0.8, "top_k": 50, "seed": 5, "repetition_penalty": 1.1}
+    answers = [generate(make_engine(backend, arm=arm), runtime, **options) for arm in ("eager", "captured")]
+    answers.append(generate(make_engine(backend, slots=1), runtime, **options))
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] != generate(make_engine(backend), runtime, **{**options, "seed": 6})
+
+
+@pytest.mark.clause("C4", "C9")
+def test_a_steady_step_uploads_nothing(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> None:
+    """One block is enough for the whole request: from the third step on nothing goes up, and every step is a replay."""
+    engine = make_engine(backend, slots=1, block_size=64)
+    engine.add(PROMPTS[0], runtime.SamplingParams(max_tokens=20, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    c = backend.counters
+    before = (c.uploads, c.run, c.capture, c.syncs, c.replay)
+    for _ in range(8):
+        assert len(engine.step()) == 1
+    assert (c.uploads, c.run, c.capture, c.syncs, c.replay - 8) == before
+
+
+@pytest.mark.clause("C4", "W9")
+def test_a_table_row_goes_up_when_a_block_is_added_and_only_then(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
+) -> None:
+    engine = make_engine(backend, slots=1, block_size=4)
+    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=12, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    uploads = []
+    while engine.has_work:
+        before = backend.counters.uploads
+        engine.step()
+        uploads.append(backend.counters.uploads - before)
+    assert list(request.token_ids) == alone[2]
+    assert set(uploads) == {0, 1}
+    assert 1 <= sum(uploads) <= 3
+
+
+def skip_input(monkeypatch: pytest.MonkeyPatch, internals: ModuleType, name: str) -> list[int]:
+    """From the second seed of slot 0 on, once, leave one input of it as it was; returns the epochs for which it happened."""
+    state = internals.DeviceState
+    whole, skipped, seeds = state.seed, list[int](), list[int]()
+
+    def seed(device: Any, slot: int, fresh: Any) -> None:
+        buffer = {"table": device.table, "stop": device.stop}.get(name) or device.scalars[name]
+        stale = device._backend.fetch(buffer)[slot : slot + 1]
+        whole(device, slot, fresh)
+        seeds.append(slot)
+        if slot == 0 and seeds.count(0) == 2:
+            device._backend.upload(buffer, stale, slot)
+            skipped.append(fresh.epoch)
+
+    monkeypatch.setattr(state, "seed", seed)
+    return skipped
+
+
+@pytest.mark.clause("C5", "C6")
+@pytest.mark.refuses("C5")
+@pytest.mark.parametrize("name", INPUTS)
+def test_an_input_that_was_not_seeded_costs_a_reseed_and_no_token(
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """The second request of a slot finds one input as the first left it: nothing is released from it, and its tokens are right."""
+    requests = (([3, 4, 5], 6, 1, (9,)), ([40, 41, 42, 43, 44, 45], 5, 2, (11,)))
+    settings = [
+        runtime.SamplingParams(max_tokens=n, seed=seed, stop_token_ids=stop, ignore_eos=True)
+        for _, n, seed, stop in requests
+    ]
+    prompts = [list(p) for p, *_ in requests]
+    right = [
+        list(make_engine(backend, slots=1, arm="eager").generate([p], s)[0].token_ids)
+        for p, s in zip(prompts, settings, strict=True)
+    ]
+    skipped = skip_input(monkeypatch, internals, name)
+    engine = make_engine(backend, slots=1, block_size=4, num_blocks=30)
+    got = [list(engine.generate([p], s)[0].token_ids) for p, s in zip(prompts, settings, strict=True)]
+    assert skipped
+    assert got == right
+    assert engine.report()["engine"]["reseeds"] == 1
+
+
+@pytest.mark.clause("C5")
+@pytest.mark.refuses("C5")
+@pytest.mark.parametrize("damage", ["stamp", "page", "visible", "limit", "epoch"])
+def test_a_row_that_does_not_check_writes_nothing(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], damage: str
+) -> None:
+    """Damage to a live row: the step changes no byte of the pool and releases nothing; the tokens are right in the end."""
+    engine = make_engine(backend, slots=1, block_size=64, read_behind=0)
+    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=12, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    device, known = engine._parts.device, list(request.token_ids)
+    buffer = device.table if damage in ("stamp", "page") else device.scalars[damage]
+    row = backend.fetch(buffer)[:1].copy()
+    if damage in ("stamp", "page"):
+        row[0, -1 if damage == "stamp" else 0] = 0
+    else:
+        row[0] = {"visible": row[0] + 1, "limit": 0, "epoch": row[0] + 1}[damage]
+    backend.upload(buffer, row, 0)
+    with unchanged(backend, engine._parts.pool):
+        assert engine.step() == []
+    assert list(request.token_ids) == known
+    while engine.has_work:
+        engine.step()
+    assert list(request.token_ids) == alone[2]
+    counts = engine.report()["engine"]
+    assert (counts["reseeds"], counts["prefills"]) == (1, 2)
+
+
+@pytest.mark.clause("C6")
+@pytest.mark.parametrize("recapture", [False, True])
+def test_a_boundary_goes_on_replaying_or_captures_anew(
+    another: Another,
+    backend_name: str,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    recapture: bool,
+) -> None:
+    """Where the backend declares it, a boundary releases the trace, runs once and captures on the next step; else nothing of it."""
+    with another(**({"recapture_at_boundary": recapture} if backend_name == "sim" else {})) as b:
+        declared = b.capabilities.recapture_at_boundary
+        engine = make_engine(b, slots=1, block_size=64)
+        once = runtime.SamplingParams(max_tokens=8, ignore_eos=True)
+        first = engine.generate([PROMPTS[0]], once)[0].token_ids
+        c = b.counters
+        runs, captures, recaptures = c.run, c.capture, c.recapture
+        assert engine.generate([PROMPTS[0]], once)[0].token_ids == first
+        assert (c.run - runs, c.capture - captures, c.recapture - recaptures) == ((1, 1, 1) if declared else (0, 0, 0))
+        engine.close()
+
+
+@pytest.mark.clause("S6", "S1", "C6")
+def test_offloaded_requests_come_back_with_their_own_rows(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
+) -> None:
+    """Too few blocks for all: requests give way, their KV is staged back into blocks that others had, partial ones too."""
+    for num_blocks in (6, 7, 8, 9):
+        engine = make_engine(backend, block_size=4, num_blocks=num_blocks, preempt="offload")
+        staged = backend.counters.launches["stage"]
+        assert generate(engine, runtime) == alone
+        assert engine.report()["engine"]["restored"] > 0
+        assert backend.counters.launches["stage"] > staged
+        assert engine.report()["memory"]["blocks_allocated"] == 0
+
+
+@pytest.mark.clause("L5", "C6")
+@pytest.mark.parametrize("read_behind", [0, 3])
+def test_preempted_requests_are_computed_anew(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], read_behind: int
+) -> None:
+    engine = make_engine(backend, block_size=4, num_blocks=8, read_behind=read_behind)
+    assert generate(engine, runtime) == alone
+    assert engine.report()["engine"]["preemptions"] > 0
+    assert engine.report()["memory"]["blocks_allocated"] == 0
+
+
+# -- Lanes -----------------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Lanes whose step adds 1 to the first rows of a Buffer."""
+
+    def __init__(self, backend: Backend, internals: ModuleType, mode: str, max_rewarm: int = 2) -> None:
+        self.backend, self.greedy = backend, internals.GREEDY
+        self.rows = backend.buffer("rows", np.zeros(4, np.int32))
+        self.lanes = internals.Lanes(backend, self.segment, 4, mode, max_rewarm)
+
+    def segment(self, bucket: int, variant: Any) -> Segment:
+        def fn(b: Backend) -> Any:
+            return {self.rows: b.xp.head(self.rows.get(), bucket) + 1}, {"rows": b.xp.head(self.rows.get(), bucket)}
+
+        return Segment("count", fn, key=(bucket, variant), updates=(self.rows,))
+
+    def acts(self, bucket: int = 2) -> tuple[int, int, int]:
+        """(runs, captures, replays) of one step."""
+        c = self.backend.counters
+        before = (c.run, c.capture, c.replay)
+        self.lanes.step(bucket, self.greedy).get()
+        return c.run - before[0], c.capture - before[1], c.replay - before[2]
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.backend.release(self.rows)
+
+
+@pytest.mark.clause("C11", "C7", "C1")
+def test_a_bucket_runs_once_and_then_replays(backend: Backend, internals: ModuleType) -> None:
+    for mode, steady in (("off", (1, 0, 0)), ("auto", (0, 0, 1)), ("required", (0, 0, 1))):
+        lanes = Counted(backend, internals, mode)
+        second = (1, 0, 0) if mode == "off" else (0, 1, 1)
+        assert [lanes.acts() for _ in range(4)] == [(1, 0, 0), second, steady, steady]
+        assert [lanes.acts(4) for _ in range(2)] == [(1, 0, 0), second]
+        assert lanes.acts() == steady
+        assert backend.fetch(lanes.rows).tolist() == [7, 7, 2, 2]
+        lanes.close()
+
+
+@pytest.fixture
+def declining(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[int]:
+    """How many captures the device has declined: all of them, for the test."""
+    tried: list[int] = []
+
+    def capture(step: Any) -> Any:
+        tried.append(1)
+        raise CaptureDeclined("no room for a trace")
+
+    monkeypatch.setattr(backend._driver, "capture", capture)
+    return tried
+
+
+@pytest.mark.clause("C8", "C9")
+def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: ModuleType, declining: list[int]) -> None:
+    lanes = Counted(backend, internals, "auto", max_rewarm=2)
+    declined = backend.counters.declined
+    for _ in range(ROUNDS):
+        assert lanes.acts() == (1, 0, 0)
+    assert len(declining) == 3
+    assert backend.counters.declined - declined == 3
+    (report,) = lanes.lanes.report()
+    assert report["declined"] == 3
+    assert "declined 3 times in a row" in report["eager_reason"]
+    assert backend.fetch(lanes.rows).tolist() == [ROUNDS, ROUNDS, 0, 0]
+    lanes.close()
+
+
+@pytest.mark.refuses("C11")
+def test_required_capture_raises_when_the_device_declines(
+    backend: Backend, internals: ModuleType, declining: list[int]
+) -> None:
+    lanes = Counted(backend, internals, "required")
+    lanes.acts()
+    with pytest.raises(CaptureDeclined, match="no room"):
+        lanes.acts()
+    assert len(declining) == 1
+    lanes.close()

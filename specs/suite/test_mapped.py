@@ -1,0 +1,62 @@
+"""Virtual ids, a map on the device, and the doors behind it, eager and captured (clauses W3, W4, W9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.specs import Backend, Segment, UnmarkedWriteLoc, WriteLoc
+from forebay.specs.suite.kv import device_rows, geometry, held, int32, new_pool, refused
+from forebay.specs.suite.mapped import Mapped
+
+
+@pytest.mark.clause("W4", "W9")
+@pytest.mark.refuses("W3")
+@pytest.mark.case("B10")
+def test_a_replayed_write_lands_where_the_new_map_says(backend: Backend) -> None:
+    g = geometry()
+    with new_pool(backend, g, requires_physical_write_loc=True) as pool:
+        mapped = Mapped(backend, pool)
+        mapped.remap([0, 1, 2, 3, 4, 7, 5, 6])
+        ids = backend.buffer("ids", int32(5))
+        k, v = device_rows(backend, g, [7])
+        rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
+        with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc", pool):
+            pool.write(0, WriteLoc.slots(int32(5)), k, v)
+
+        def step(b: Backend) -> tuple[dict[Any, Any], dict[str, Any]]:
+            pool.write(0, mapped.loc(ids.get()), rows[0].get(), rows[1].get())
+            return {}, {}
+
+        segment = Segment("mapped", step, reads=(mapped.map, ids, *rows), pools=(pool,))
+        backend.run(segment).get()
+        assert held(backend, pool, [7])[0] == 7
+        assert not np.isin(held(backend, pool, [4, 5, 6]), 7).any()
+        trace = backend.capture(segment)
+        mapped.remap([0, 1, 2, 3, 4, 6, 5, 7])
+        backend.replay(trace).get()
+        assert held(backend, pool, [6])[0] == 7
+        assert not np.isin(held(backend, pool, [4, 5]), 7).any()
+        backend.release(trace)
+        for buffer in (mapped.map, ids, *rows):
+            backend.release(buffer)
+
+
+@pytest.mark.clause("W3", "W4")
+@pytest.mark.case("B12", "G05")
+def test_reads_and_copies_of_the_same_ids_follow_the_map(backend: Backend) -> None:
+    """The same tensor is translated anew; what another request put into the old place is never read."""
+    g = geometry()
+    with new_pool(backend, g, requires_physical_write_loc=True) as pool:
+        mapped = Mapped(backend, pool)
+        ids = backend.to_device(int32(4, 5))
+        k, v = device_rows(backend, g, [1, 2])
+        pool.write(0, mapped.loc(ids), k, v)
+        pool.copy(WriteLoc.slots(int32(5), physical=True), WriteLoc.slots(int32(9), physical=True))
+        mapped.remap([0, 1, 2, 3, 4, 9, 6, 7, 8, 5])
+        pool.write(0, WriteLoc.slots(int32(5), physical=True), *device_rows(backend, g, [99]))
+        assert backend.to_host(mapped.translate(ids)).tolist() == [4, 9]
+        assert backend.to_host(pool.read(0, mapped.loc(ids))[0])[:, 0, 0].tolist() == [1, 2]
+        backend.release(mapped.map)

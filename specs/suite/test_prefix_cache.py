@@ -1,0 +1,119 @@
+"""The prefix cache: tokens decide, not a hash of them; what was evicted is not found (clause L6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from forebay.specs import Backend
+
+Made = tuple[Any, Any]
+
+
+@pytest.fixture
+def made(runtime: ModuleType, internals: ModuleType) -> Made:
+    """An allocator of 5 usable blocks and a cache over it, two tokens a block."""
+    allocator = runtime.BlockAllocator(6)
+    return allocator, internals.PrefixCache(allocator, 2)
+
+
+class SameHash(int):
+    """A token whose hash is that of every other."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) == other
+
+
+def publish(made: Made, tokens: list[Any], salt: str = "") -> list[int]:
+    """Cache the full blocks of ``tokens`` and give up the own hold."""
+    allocator, cache = made
+    blocks: list[int] = allocator.allocate(len(tokens) // 2)
+    cache.publish(tokens, blocks, salt)
+    allocator.free(blocks)
+    return blocks
+
+
+@pytest.mark.clause("L6")
+@pytest.mark.case("C01")
+def test_tokens_are_compared_and_not_their_hash(made: Made) -> None:
+    _, cache = made
+    tokens = [SameHash(t) for t in (1, 2, 3, 4)]
+    blocks = publish(made, tokens)
+    assert cache.match([SameHash(t) for t in (5, 6, 7, 8)], "") == []
+    assert cache.match([SameHash(t) for t in (1, 2, 3, 5)], "") == blocks[:1]
+    assert cache.match([*tokens, 9], "") == blocks
+
+
+@pytest.mark.clause("L6")
+@pytest.mark.case("C01")
+def test_namespaces_are_apart(made: Made) -> None:
+    _, cache = made
+    mine = publish(made, [1, 2, 3, 4], salt="a")
+    assert cache.match([1, 2, 3, 4, 5], "b") == []
+    assert cache.match([1, 2, 3, 4, 5], "") == []
+    assert cache.match([1, 2, 3, 4, 5], "a") == mine
+
+
+@pytest.mark.clause("L6")
+def test_a_block_is_found_behind_its_own_beginning_only(made: Made) -> None:
+    """[3, 4] follows [1, 2]; behind [5, 6] it is another block."""
+    _, cache = made
+    publish(made, [1, 2, 3, 4])
+    other = publish(made, [5, 6])
+    assert cache.match([5, 6, 3, 4, 7], "") == other
+    assert cache.match([3, 4, 7], "") == []
+
+
+@pytest.mark.clause("L6", "L5")
+def test_the_last_token_is_never_cached_away(made: Made) -> None:
+    allocator, cache = made
+    blocks = publish(made, [1, 2, 3, 4])
+    assert cache.match([1, 2, 3, 4], "") == blocks[:1]
+    assert [allocator.references(b) for b in blocks] == [2, 1]
+
+
+@pytest.mark.clause("L6", "L5")
+@pytest.mark.case("C02")
+def test_what_was_evicted_is_not_found(made: Made) -> None:
+    """The least recently used goes first, the end of a sequence before its beginning, and nothing that somebody holds."""
+    allocator, cache = made
+    old = publish(made, [1, 2, 3, 4])
+    publish(made, [5, 6])
+    held = cache.match([5, 6, 9], "")
+    assert cache.can_evict(2)
+    assert not cache.can_evict(3)
+    assert cache.evict(1) == 1
+    assert allocator.references(old[1]) == 0
+    assert cache.match([1, 2, 3, 4, 9], "") == old[:1]
+    allocator.free(old[:1])
+    assert cache.evict(5) == 1
+    assert cache.match([1, 2, 9], "") == []
+    assert [allocator.references(b) for b in held] == [2]
+    new = publish(made, [7, 8])
+    assert [entry for entry in cache.entries() if entry[2] == new[0]] == [("", (7, 8), new[0])]
+    assert len({block for *_, block in cache.entries()}) == len(cache)
+
+
+@pytest.mark.clause("L6", "L5")
+def test_an_engine_reuses_what_it_has_computed_and_copies_before_it_writes(
+    backend: Backend, make_engine: Callable[..., Any], runtime: ModuleType
+) -> None:
+    """Prompts with a common beginning, then two samples of one prompt: the tokens of an engine that shares nothing."""
+    prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 13], [3, 4, 5, 6, 99]]
+    params = runtime.SamplingParams(max_tokens=5, ignore_eos=True)
+    plain = [r.token_ids for r in make_engine(backend, block_size=4).generate(prompts, params)]
+    engine = make_engine(backend, block_size=4, prefix_reuse=True)
+    shared = [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert shared == plain
+    assert engine.report()["engine"]["reused_tokens"] == 8 + 4
+    fork = prompts[0][:6]
+    (alone,) = make_engine(backend, block_size=4, slots=1).generate([fork], params)
+    (twice,) = engine.generate([fork], runtime.SamplingParams(max_tokens=5, ignore_eos=True, n=2))
+    assert [r.token_ids for r in twice.samples] == [alone.token_ids] * 2
+    assert engine.report()["engine"]["block_copies"] >= 1

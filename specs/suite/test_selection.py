@@ -1,0 +1,119 @@
+"""Finding and choosing a backend: one broken plugin breaks nothing else, an explicit choice runs or fails (clauses B1 to B3, B5)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pluggy
+import pytest
+
+from forebay.specs import Backend, BackendUnavailable, UnknownBackend
+from forebay.specs.descriptor import HOOK_PROJECT, Availability, BackendDescriptor, ModeDescriptor
+from forebay.specs.suite.fixtures import OpenBackend
+
+VENDORS = ("torch", "numba", "triton", "jax", "ttnn", "ttl")
+
+
+class Broken:
+    """A plugin whose import fails."""
+
+    @pluggy.HookimplMarker(HOOK_PROJECT)
+    def forebay_backend(self) -> BackendDescriptor:
+        raise ModuleNotFoundError("No module named 'stale_dep'")
+
+
+def forbidden(**_: Any) -> Any:
+    raise RuntimeError("the driver was loaded")
+
+
+def described(name: str, *, kind: Any = "accelerator", usable: bool = True, load: Any = forbidden) -> BackendDescriptor:
+    found = Availability(usable=usable, reason="a device" if usable else "no device found", hint="plug one in")
+    return BackendDescriptor(name, name, (ModeDescriptor("", kind, load, lambda: found),), f"pip install {name}")
+
+
+@pytest.fixture
+def manager(internals: ModuleType) -> Any:
+    """The installed plugins and one that is broken."""
+    made = internals.PluginManager.discover()
+    made.register(Broken(), name="broken", distribution="broken-dist")
+    return made
+
+
+@pytest.mark.clause("B1")
+@pytest.mark.refuses("B1", "B3")
+@pytest.mark.case("F01")
+def test_one_broken_plugin_breaks_nothing_else(
+    open_backend: OpenBackend, backend_name: str, manager: Any, backend: Backend
+) -> None:
+    with open_backend(backend_name, manager=manager) as other:
+        assert (other.name, other.mode) == (backend.name, backend.mode)
+    with pytest.raises(BackendUnavailable, match=r"broken-dist.*stale_dep") as caught:
+        open_backend("broken", manager=manager)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.clause("B1")
+def test_discovery_imports_no_vendor_library() -> None:
+    """In a process of its own, for this one has opened a device."""
+    code = (
+        "import sys; from forebay.runtime.plugins import PluginManager; n = PluginManager.discover().names; "
+        f"print(n, [v for v in {VENDORS} if v in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert found.strip().endswith(") []"), found
+
+
+@pytest.mark.refuses("B3")
+@pytest.mark.case("F01", "F03")
+def test_an_explicit_choice_runs_or_fails(open_backend: OpenBackend, manager: Any) -> None:
+    """An unknown name lists the known ones; an unusable one says why and what to do; nothing is taken in its place."""
+    manager.register(described("absent", usable=False), distribution="absent-dist")
+    with pytest.raises(UnknownBackend, match=r"nosuch.*known backends:.*cpu"):
+        open_backend("nosuch", manager=manager)
+    with pytest.raises(BackendUnavailable, match=r"no device found.*plug one in|plug one in.*no device found"):
+        open_backend("absent", manager=manager)
+
+
+@pytest.mark.clause("B3")
+@pytest.mark.refuses("B3")
+@pytest.mark.case("F04")
+def test_auto_takes_no_simulated_device_and_says_why(open_backend: OpenBackend, internals: ModuleType) -> None:
+    """``auto`` passes over what is absent, simulated or interpreted, and its error names each with its reason."""
+    made = internals.PluginManager()
+    made.register(described("absent", usable=False))
+    for kind in ("simulated", "interpreted", "reference"):
+        made.register(described(kind, kind=kind))
+    with pytest.raises(BackendUnavailable) as caught:
+        open_backend("auto", manager=made)
+    said = str(caught.value)
+    assert "no device found" in said
+    for kind in ("simulated", "interpreted", "reference"):
+        assert f"its kind is {kind}" in said
+    made.register(described("real"))
+    with pytest.raises(BackendUnavailable, match="the driver was loaded"):
+        open_backend("real", manager=made)
+
+
+@pytest.mark.refuses("B5")
+def test_a_name_registered_twice_is_an_error_that_names_both(open_backend: OpenBackend, internals: ModuleType) -> None:
+    made = internals.PluginManager()
+    for distribution in ("first-dist", "second-dist"):
+        made.register(described("twice"), distribution=distribution)
+    with pytest.raises(BackendUnavailable, match=r"first-dist.*second-dist"):
+        open_backend("twice", manager=made)
+
+
+@pytest.mark.clause("B2")
+def test_the_call_goes_before_the_settings_and_the_choice_is_reported(
+    open_backend: OpenBackend, backend_name: str, runtime: ModuleType, manager: Any
+) -> None:
+    """Settings that name another backend lose against the call, and what was chosen says where it came from."""
+    settings = runtime.Settings().override(backend="nosuch")
+    with open_backend(backend_name, settings=settings, manager=manager) as chosen:
+        assert chosen.selection.source == "call"
+        assert chosen.selection.requested == backend_name
+    with pytest.raises(UnknownBackend, match="nosuch"):
+        open_backend(None, settings=settings, manager=manager)

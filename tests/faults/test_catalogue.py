@@ -1,0 +1,75 @@
+"""The seeded faults as data: each applies to the code as it is, and each MUST clause of a backend or the runtime has one."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.specs.clauses import catalogue
+from forebay.specs.errors import InvalidInput
+from forebay.specs.faults.catalogue import Fault, Patch, faults, parse, select, without_fault
+from forebay.specs.faults.seeding import check_applies
+
+GOOD = """
+[one]
+clause = "D3"
+title = "A mistake."
+[[one.patch]]
+module = "forebay.specs.slots"
+old = "a"
+new = "b"
+"""
+
+
+@pytest.mark.parametrize("name", faults())
+def test_every_fault_applies_and_compiles(name: str) -> None:
+    check_applies(faults()[name])
+
+
+def test_there_are_enough_unlike_faults() -> None:
+    patches = [fault.patches for fault in faults().values()]
+    assert len(patches) == len(set(patches)) >= 80
+
+
+def test_every_clause_but_those_of_the_proof_itself_has_a_fault() -> None:
+    assert without_fault() == tuple(c.id for c in catalogue().in_force() if c.id.startswith("G"))
+
+
+def test_a_patch_that_no_longer_applies_says_so() -> None:
+    for source in ("nothing of it", "a a"):
+        with pytest.raises(InvalidInput, match="no longer applies"):
+            Patch("forebay.specs.slots", "a", "b").apply(source)
+    assert Patch("forebay.specs.slots", "a", "b").apply("xay") == "xby"
+    missing = Fault("x.y", "D3", "t", (Patch("forebay.specs.nosuch", "a", "b"),))
+    with pytest.raises(InvalidInput, match="no such module"):
+        check_applies(missing)
+    broken = Fault("x.y", "D3", "t", (Patch("forebay.specs.slots", "def lower_paged(", "def lower_paged(("),))
+    with pytest.raises(InvalidInput, match="does not compile"):
+        check_applies(broken)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[one]", "[one", "not TOML"),
+        ('clause = "D3"\n', "", "expected clause, title"),
+        ('clause = "D3"', 'clause = "D99"', "no clause 'D99'"),
+        ('title = "A mistake."', 'title = " "', "title is ' '"),
+        ('title = "A mistake."', 'title = "A mistake."\nlevel = 1', "nothing else"),
+        ('new = "b"', 'new = "a"', "by another"),
+        ('old = "a"', 'old = ""', "by another"),
+        ('new = "b"', "", "module, old and new"),
+        ("[[one.patch]]", "[one.patch]", "no \\[\\[patch\\]\\]"),
+    ],
+)
+def test_malformed_faults_are_refused(old: str, new: str, says: str) -> None:
+    assert [fault.id for fault in parse("area", GOOD)] == ["area.one"]
+    with pytest.raises(InvalidInput, match=says):
+        parse("area", GOOD.replace(old, new, 1))
+
+
+def test_faults_are_selected_by_id() -> None:
+    names = list(faults())[:2]
+    assert [fault.id for fault in select(names)] == names
+    assert len(select([])) == len(faults())
+    with pytest.raises(InvalidInput, match="no fault nosuch"):
+        select([names[0], "nosuch"])

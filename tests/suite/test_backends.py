@@ -1,0 +1,53 @@
+"""The shared suite over the backends of this checkout that can run here, as anyone would run it: by name, from a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 900
+
+
+def judge(name: str, folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the suite over the backend ``name`` where no configuration of this checkout is seen; modules of ``path`` come first."""
+    command = [sys.executable, "-m", "pytest", "--pyargs", "forebay.specs.suite", "-q", "-p", "no:cacheprovider"]
+    if name:
+        command += ["--backend", name]
+    surroundings = {key: value for key, value in os.environ.items() if not key.startswith(("FOREBAY_", "PYTEST_"))}
+    if path:
+        known = surroundings.get("PYTHONPATH", "")
+        surroundings["PYTHONPATH"] = os.pathsep.join([*map(str, path), *([known] if known else [])])
+    return subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["cpu", "sim"])
+def test_a_backend_passes_every_test_and_skips_none(name: str, tmp_path: Path) -> None:
+    result = judge(name, tmp_path)
+    summary = result.stdout.strip().splitlines()[-1]
+    assert result.returncode == 0, result.stdout[-5000:]
+    assert "passed" in summary
+    assert not {"failed", "skipped", "deselected", "xfailed", "error"} & set(summary.replace(",", " ").split()), summary
+
+
+def test_a_backend_that_cannot_be_opened_fails_with_its_cause(tmp_path: Path) -> None:
+    result = judge("nosuch", tmp_path, "-x", "-k", "test_layers_are_apart")
+    assert result.returncode != 0
+    assert "nosuch" in result.stdout
+
+
+def test_the_suite_asks_for_the_name_of_a_backend(tmp_path: Path) -> None:
+    result = judge("", tmp_path, "-x", "-k", "test_layers_are_apart")
+    assert result.returncode != 0
+    assert "--backend NAME[:MODE]" in result.stdout
