@@ -98,6 +98,14 @@ def _tolerances(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
     return largest
 
 
+def _by_clause(results: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        for clause in result[kind]:
+            counts.setdefault(clause, Counter())[result["outcome"]] += 1
+    return counts
+
+
 def _problems(record: Record) -> list[str]:
     """What is wrong with the run as a whole, whatever its tests say."""
     found = [] if record["backend"] is None else list(record["backend"]["core_gaps"])
@@ -108,13 +116,10 @@ def _problems(record: Record) -> list[str]:
     ]
     if not record["complete"] or record["stopped"] or record["backend"] is None:
         return found
-    shown: dict[str, Counter[str]] = {}
-    for result in record["results"]:
-        for clause in result["clauses"]:
-            shown.setdefault(clause, Counter())[result["outcome"]] += 1
+    values, refusing = (_by_clause(record["results"], kind) for kind in ("clauses", "refuses"))
     found += [
         f"clause {clause} was never shown: {', '.join(f'{count} {outcome}' for outcome, count in sorted(seen.items()))}"
-        for clause, seen in shown.items()
+        for clause, seen in {**refusing, **values}.items()
         if not seen["pass"] + seen["waived"]
     ]
     if record["profile"] == "full":

@@ -302,9 +302,17 @@ def _whole_run(record: dict[str, Any]) -> Iterator[str]:
             yield f"a stale waiver of {waiver['test']}"
     if not record["complete"] or record["stopped"] or backend is None:
         return
-    shown = {clause for r in record["results"] if r["outcome"] in ("pass", "waived") for clause in r["clauses"]}
-    asked = {clause for r in record["results"] for clause in r["clauses"]}
-    for clause in sorted(asked - shown):
+    shown: dict[tuple[str, str], bool] = {}
+    for result in record["results"]:
+        for kind in ("clauses", "refuses"):
+            for clause in result[kind]:
+                shown[kind, clause] = shown.get((kind, clause), False) or result["outcome"] in ("pass", "waived")
+    hidden = [
+        clause
+        for (kind, clause), seen in shown.items()
+        if not seen and (kind == "clauses" or ("clauses", clause) not in shown)
+    ]
+    for clause in hidden:
         yield f"clause {clause} was never shown"
     launches = record["counters"].get("launches", {})
     for operation in _MUST_HAVE_RUN if record["profile"] == "full" else ():
