@@ -154,7 +154,7 @@ class Judge:
         report = yield
         if name_of(item) not in self._asked:
             return report
-        phase = judge_phase(report, call.excinfo, self._capabilities)
+        phase = judge_phase(report, call.excinfo and call.excinfo.value, self._capabilities)
         self._phases.append(phase)
         self._seconds += call.duration
         if phase.outcome == "fail" and call.excinfo is not None and self._failure is None:

@@ -34,7 +34,7 @@ class Phase:
 
 
 def judge_phase(
-    report: pytest.TestReport, caught: pytest.ExceptionInfo[BaseException] | None, capabilities: Capabilities | None
+    report: pytest.TestReport, error: BaseException | None, capabilities: Capabilities | None
 ) -> Phase:
     """Judge one phase; ``capabilities`` are the backend's, None before it was opened.
 
@@ -46,12 +46,12 @@ def judge_phase(
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         return Phase("fail", f"skipped ({reason}), which is not an outcome")
-    if caught is None:
+    if error is None:
         return Phase("fail", str(report.longrepr)) if report.failed else Phase("pass")
-    errors = list(leaves(caught.value))
-    unsupported = [error for error in errors if isinstance(error, Unsupported)]
+    errors = list(leaves(error))
+    unsupported = [each for each in errors if isinstance(each, Unsupported)]
     if capabilities is not None and len(unsupported) == len(errors):
-        why = next(filter(None, (why_not_refused(error, capabilities) for error in unsupported)), "")
+        why = next(filter(None, (why_not_refused(each, capabilities) for each in unsupported)), "")
         if why:
             return Phase("fail", why)
         first = unsupported[0]

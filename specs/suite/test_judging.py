@@ -77,12 +77,12 @@ def test_a_clause_without_its_tests_stops_the_run(lacking: str, says: str) -> No
         check_whole(rest, catalogue())
 
 
-def phase_of(error: BaseException | None, **report: Any) -> Phase:
-    """A phase whose report says so, and which raised ``error``."""
+def phase_of(error: BaseException | None, capabilities: Capabilities = LIMITED, **report: Any) -> Phase:
+    """A phase whose report says so, and which raised ``error``, on a backend of these capabilities."""
     outcome = report.pop("outcome", "passed" if error is None else "failed")
     made = pytest.TestReport("test_a.py::test_b", ("", 0, ""), {}, outcome, report.pop("longrepr", None), "call")
     vars(made).update(report)
-    return judge_phase(made, None if error is None else pytest.ExceptionInfo.from_exception(error), LIMITED)
+    return judge_phase(made, error, capabilities)
 
 
 @pytest.mark.clause("G2")
@@ -133,9 +133,7 @@ def test_a_refusal_is_one_that_the_backend_declares(capability: str, value: obje
     ],
 )
 def test_the_core_cannot_be_refused(name: str, value: object, narrow: dict[str, Any]) -> None:
-    report = pytest.TestReport("test_a.py::test_b", ("", 0, ""), {}, "failed", None, "call")
-    caught = pytest.ExceptionInfo.from_exception(Unsupported("not here", capability=name, value=value))
-    phase = judge_phase(report, caught, replace(LIMITED, **narrow))
+    phase = phase_of(Unsupported("not here", capability=name, value=value), replace(LIMITED, **narrow))
     assert phase.outcome == "fail"
     assert "of the core: it cannot be refused" in phase.message
 
