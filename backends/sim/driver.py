@@ -61,7 +61,7 @@ class SimDriver(Driver):
         self._programs: WeakKeyDictionary[Segment, Program] = WeakKeyDictionary()
         self.capabilities = Capabilities(
             layouts=LAYOUTS,
-            kv_dtypes=("float32", "bfloat16"),
+            kv_dtypes=("float32", "bfloat16", "float16"),
             addressable=True,
             recapture_at_boundary=recapture_at_boundary,
             deferred=True,

@@ -24,7 +24,7 @@ def forebay_backend() -> BackendDescriptor:
         kind="simulated",
         load=load,
         probe=probe,
-        supports={"kv_dtype": ("float32", "bfloat16")},
+        supports={"kv_dtype": ("float32", "bfloat16", "float16")},
     )
     return BackendDescriptor(
         name="sim",
