@@ -12,9 +12,15 @@ from typing import Any
 
 import pytest
 
+from forebay.specs.suite.collected import check_ids
 from tests.selection.fakes import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the checkout name clauses too."""
+    check_ids(items)
 
 
 @pytest.fixture

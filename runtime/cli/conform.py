@@ -32,8 +32,12 @@ def conform(
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the record as JUnit XML.")] = None,
     statement: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the conformance statement.")] = None,
     waivers: Annotated[Path | None, typer.Option(metavar="FILE", help="The backend's waivers, as TOML.")] = None,
-    test: Annotated[list[str] | None, typer.Option(metavar="TEST", help="Only this test, as a record names it.")] = None,
-    select: Annotated[str, typer.Option("-k", metavar="WORDS", help="Only tests whose names match, as pytest's -k.")] = "",
+    test: Annotated[
+        list[str] | None, typer.Option(metavar="TEST", help="Only this test, as a record names it.")
+    ] = None,
+    select: Annotated[
+        str, typer.Option("-k", metavar="WORDS", help="Only tests whose names match, as pytest's -k.")
+    ] = "",
     verify: Annotated[Path | None, typer.Option(metavar="FILE", help="Verify a record instead of judging.")] = None,
 ) -> None:
     """Judge a backend by the shared suite; exit code 0 if it holds everything that was asked."""
@@ -67,7 +71,9 @@ def suite_arguments(folder: Path, tests: list[str]) -> list[str]:
     root = _suite_folder()
     for name in tests:
         if "::" not in name or not (root / name.partition("::")[0]).is_file():
-            raise InvalidInput(f"conform --test: got {name!r}, expected FILE::TEST with a file of the suite, as records name it")
+            raise InvalidInput(
+                f"conform --test: got {name!r}, expected FILE::TEST with a file of the suite, as records name it"
+            )
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(root), "-p", "no:cacheprovider", "--strict-markers"]
     for plugin in PLUGINS:
@@ -90,7 +96,17 @@ def _check_installed() -> None:
 
 def _run_pytest(folder: Path, arguments: list[str], tests: list[str]) -> int | None:
     """Run the suite in a process of its own and return its exit status, None if the user interrupted it."""
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-r", "", *suite_arguments(folder, tests)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "--tb=no",
+        "-r",
+        "",
+        *suite_arguments(folder, tests),
+    ]
     process = subprocess.Popen([*command, *arguments], env=isolated_environment(folder))  # noqa: S603  # this interpreter
     while True:
         try:

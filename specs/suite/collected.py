@@ -59,7 +59,10 @@ def check_whole(items: Sequence[pytest.Item], contract: Catalogue) -> None:
     shown, refusing = ({name for item in items for name in ids(item, kind)} for kind in get_args(Kind))
     for what, lacking in (
         ("no test", [clause.id for clause in contract.in_force() if clause.id not in shown | refusing]),
-        ("no refusal test", [clause.id for clause in contract.in_force() if clause.refusal and clause.id not in refusing]),
+        (
+            "no refusal test",
+            [clause.id for clause in contract.in_force() if clause.refusal and clause.id not in refusing],
+        ),
     ):
         if lacking:
             raise pytest.UsageError(

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -81,12 +82,12 @@ def _falsifying(error: BaseException) -> str:
 
 def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
     """The suite's own statement that was running: the innermost that lies in a test of the suite."""
-    entries = [entry for entry in caught.traceback if entry.path.name.startswith("test_")]
+    entries = [entry for entry in caught.traceback if Path(entry.path).name.startswith("test_")]
     entry = (entries or list(caught.traceback))[-1]
     try:
         return " ".join(str(entry.statement).split())
     except (IndexError, OSError):  # a source that is not there
-        return f"{entry.path.name}:{entry.lineno + 1}"
+        return f"{Path(entry.path).name}:{entry.lineno + 1}"
 
 
 def _expected_and_got(error: BaseException, statement: str, comparison: Comparison | None) -> tuple[str, str]:

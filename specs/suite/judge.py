@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import hypothesis
 import pytest
@@ -101,7 +101,9 @@ class Judge:
                 "arguments": [str(argument) for argument in self._config.invocation_params.args],
                 "waivers": [waiver.as_dict() for waiver in self._waivers],
                 "seeds": {
-                    "hypothesis": "derandomized: drawn from each test's own source" if default.derandomize else "random",
+                    "hypothesis": "derandomized: drawn from each test's own source"
+                    if default.derandomize
+                    else "random",
                     "hypothesis_max_examples": default.max_examples,
                     "numpy": "fixed in each test",
                 },
@@ -212,7 +214,9 @@ class Judge:
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _measure(self, dtype: str, error: float, limit: float) -> None:
-        if math.isfinite(error) and error >= self._errors.get(dtype, (0.0, limit))[0]:  # the others fail, and JSON has no NaN
+        if (
+            math.isfinite(error) and error >= self._errors.get(dtype, (0.0, limit))[0]
+        ):  # the others fail, and JSON has no NaN
             self._errors[dtype] = (error, limit)
 
     def _waived(self, item: pytest.Item, phase: Phase) -> Outcome:
@@ -229,7 +233,9 @@ JUDGE: Final = pytest.StashKey[Judge]()
 def summary_lines(record: Record) -> list[str]:
     """The failures of a record, each a block, its problems, and the verdict with the counts."""
     lines = [
-        told(result, clauses_of(result), record["requested"]) for result in record["results"] if result["outcome"] == "fail"
+        told(result, clauses_of(result), record["requested"])
+        for result in record["results"]
+        if result["outcome"] == "fail"
     ]
     lines += [f"PROBLEM {problem}" for problem in record["problems"]]
     lines += [f"STOPPED {record['stopped']}"] if record["stopped"] else []

@@ -33,16 +33,16 @@ class Phase:
     refusal: Refusal | None = None
 
 
-def judge_phase(
-    report: pytest.TestReport, error: BaseException | None, capabilities: Capabilities | None
-) -> Phase:
+def judge_phase(report: pytest.TestReport, error: BaseException | None, capabilities: Capabilities | None) -> Phase:
     """Judge one phase; ``capabilities`` are the backend's, None before it was opened.
 
     A skip is a failure, and so is every kind of expected failure. ``Unsupported`` is a refusal where a declared limit outside the
     core says so, and a failure elsewhere.
     """
     if hasattr(report, "wasxfail"):
-        return Phase("fail", f"marked as an expected failure ({report.wasxfail or 'no reason'}), which is not an outcome")
+        return Phase(
+            "fail", f"marked as an expected failure ({report.wasxfail or 'no reason'}), which is not an outcome"
+        )
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         return Phase("fail", f"skipped ({reason}), which is not an outcome")

@@ -30,10 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("forebay", "Forebay's shared suite")
     group.addoption("--backend", metavar="NAME[:MODE]", default=None, help="the backend that the suite judges")
     group.addoption(
-        "--suite-profile", choices=("smoke", "full"), default="full", help="smoke asks every clause once (default: full)"
+        "--suite-profile",
+        choices=("smoke", "full"),
+        default="full",
+        help="smoke asks every clause once (default: full)",
     )
     group.addoption("--suite-record", metavar="FILE", type=Path, default=None, help="write the run's record, as JSON")
-    group.addoption("--suite-waivers", metavar="FILE", type=Path, default=None, help="TOML file of the backend's waivers")
+    group.addoption(
+        "--suite-waivers", metavar="FILE", type=Path, default=None, help="TOML file of the backend's waivers"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

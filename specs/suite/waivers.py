@@ -53,7 +53,9 @@ def load_waivers(path: Path, today: date) -> tuple[Waiver, ...]:
         raise InvalidInput(f"waivers {path}: {error}") from error
     entries = data.get("waiver", [])
     if set(data) - {"waiver"} or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise InvalidInput(f"waivers {path}: got the keys {', '.join(data)}; expected [[waiver]] tables and nothing else")
+        raise InvalidInput(
+            f"waivers {path}: got the keys {', '.join(data)}; expected [[waiver]] tables and nothing else"
+        )
     made = tuple(_waiver(entry, f"waiver {number} of {path}") for number, entry in enumerate(entries, 1))
     for number, waiver in enumerate(made, 1):
         where = f"waiver {number} of {path} ({waiver.test})"
@@ -68,7 +70,9 @@ def check_matched(waivers: tuple[Waiver, ...], clauses: Mapping[str, tuple[str, 
     """Raise InvalidInput if a waiver names a test that is not in ``clauses`` (test to clause ids), or a clause it has not."""
     for waiver in waivers:
         if waiver.test not in clauses:
-            raise InvalidInput(f"waiver of {waiver.test}: the suite has no such test; take the waiver out or mend its name")
+            raise InvalidInput(
+                f"waiver of {waiver.test}: the suite has no such test; take the waiver out or mend its name"
+            )
         if waiver.clause not in clauses[waiver.test]:
             raise InvalidInput(
                 f"waiver of {waiver.test}: clause {waiver.clause!r} is not one of the test's: {', '.join(clauses[waiver.test])}"

@@ -57,10 +57,11 @@ def error_plot(record: Record) -> str:
     with mpl.rc_context({"svg.hashsalt": "forebay", "svg.fonttype": "none"}):
         figure = Figure(figsize=(8, 1.2 + 0.8 * len(seen)), layout="constrained")
         axes = figure.subplots()
-        for row, (dtype, pairs) in enumerate(sorted(seen.items())):
+        for row, dtype in enumerate(sorted(seen)):
+            pairs = seen[dtype]
             errors = [max(error, _FLOOR) for error, _ in pairs]
             spread = [row + 0.5 * (index / max(1, len(errors) - 1) - 0.5) for index in range(len(errors))]
-            axes.plot(errors, spread, ".", markersize=4, label=None)
+            axes.plot(errors, spread, ".", markersize=4)
             for limit in sorted({limit for _, limit in pairs}):
                 axes.plot([limit, limit], [row - 0.4, row + 0.4], "k-", linewidth=1)
         axes.set_yticks(range(len(seen)), sorted(seen))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.specs.suite.reports.counting import Record, clause_matrix, named, ran_on, refusals
+from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, named, ran_on, refusals
 
 _VERDICTS = {
     "conformant": "CONFORMANT: every test of the full profile was run, and none failed.",
@@ -16,6 +16,8 @@ _LISTED = 20
 def statement(record: Record) -> str:
     """Markdown made from a record alone."""
     counts, matrix = record["summary"], clause_matrix(record)
+    words = {"pass": "passed", "refused": "refused", "waived": "waived", "fail": "failed", "not-run": "not run"}
+    told = ", ".join(f"{counts[outcome]} {words[outcome]}" for outcome in ORDER)
     lines = [
         f"# Conformance statement: {named(record)}",
         "",
@@ -26,8 +28,7 @@ def statement(record: Record) -> str:
         + ("" if record["complete"] else ", a selection of it"),
         f"- From {record['started']} to {record['ended'] or 'an end it did not reach'}"
         + (f"; stopped: {record['stopped']}" if record["stopped"] else ""),
-        f"- {counts['total']} tests of {len(matrix)} clauses: {counts['pass']} passed, {counts['refused']} refused, "
-        f"{counts['waived']} waived, {counts['fail']} failed, {counts['not-run']} not run",
+        f"- {counts['total']} tests of {len(matrix)} clauses: {told}",
         f"- Record {record['digest'][:16]}",
     ]
     for dtype, seen in record["tolerances"].items():

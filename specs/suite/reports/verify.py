@@ -100,9 +100,7 @@ def collect(requested: str, profile: str, command: Sequence[str], environment: M
         ValueError: pytest could not collect them.
     """
     asked = ["--collect-only", "-q", "--backend", requested, "--suite-profile", profile]
-    done = subprocess.run(  # noqa: S603  # pytest of this interpreter
-        [*command, *asked], capture_output=True, text=True, env=dict(environment), check=False
-    )
+    done = subprocess.run([*command, *asked], capture_output=True, text=True, env=dict(environment), check=False)
     found = [line for line in done.stdout.splitlines() if _TEST.fullmatch(line)]
     if done.returncode != 0 or not found:
         raise ValueError(f"the installed suite cannot be collected: {(done.stderr or done.stdout).strip()[-500:]}")
