@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from forebay.specs import Unsupported
 from forebay.specs.clauses import catalogue
 
 _FALSIFYING: Final = re.compile(r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)", re.IGNORECASE)
@@ -47,7 +48,7 @@ def failure_of(
     item: pytest.Item, caught: pytest.ExceptionInfo[BaseException], comparison: Comparison | None
 ) -> Failure:
     """Put an exception of ``item`` into words."""
-    error = next((each for each in leaves(caught.value) if _falsifying(each)), next(leaves(caught.value)))
+    error = leaves(caught.value)[0]
     callspec = getattr(item, "callspec", None)
     values = "" if callspec is None else ", ".join(f"{name}={value!r}" for name, value in callspec.params.items())
     asked = "\n".join(part for part in (values, _falsifying(error)) if part) or "none: the test has one case"
@@ -55,13 +56,12 @@ def failure_of(
     return Failure(asked, expected, got)
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group of several (hypothesis reports every distinct one), or the one itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from leaves(each)
-    else:
-        yield error
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group of several (hypothesis reports every distinct one), or the one itself; what was refused comes last."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    found = [leaf for each in error.exceptions for leaf in leaves(each)]
+    return sorted(found, key=lambda leaf: isinstance(leaf, Unsupported))
 
 
 def causes(error: BaseException) -> str:

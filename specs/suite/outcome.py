@@ -48,7 +48,7 @@ def judge_phase(report: pytest.TestReport, error: BaseException | None, capabili
         return Phase("fail", f"skipped ({reason}), which is not an outcome")
     if error is None:
         return Phase("fail", str(report.longrepr)) if report.failed else Phase("pass")
-    errors = list(leaves(error))
+    errors = leaves(error)
     unsupported = [each for each in errors if isinstance(each, Unsupported)]
     if capabilities is not None and len(unsupported) == len(errors):
         why = next(filter(None, (why_not_refused(each, capabilities) for each in unsupported)), "")

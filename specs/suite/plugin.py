@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if backend is None:
         raise pytest.UsageError("the suite judges one backend: name it with --backend NAME[:MODE]")
     collected.check_ids(mine)
-    whole = collected.is_whole(mine, config.args)
+    selected = config.getoption("keyword") or config.getoption("markexpr")
+    whole = not selected and collected.is_whole(mine, config.args)
     if whole:
         collected.check_whole(mine, catalogue())
     waivers = _waivers(config, mine, whole=whole)
