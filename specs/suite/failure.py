@@ -15,6 +15,8 @@ from forebay.specs import Unsupported
 from forebay.specs.clauses import catalogue
 
 _FALSIFYING: Final = re.compile(r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)", re.IGNORECASE)
+_FIXTURE: Final = re.compile(r"^ +\w+=<[\w.]+ object at 0x[0-9a-f]+>,\n", re.MULTILINE)
+"""A line of an example that names a fixture by its address: no input, and another one in every run."""
 _NUMPY: Final = re.compile(r"^ ACTUAL: (?P<got>.*?)^ DESIRED: (?P<want>.*)", re.MULTILINE | re.DOTALL)
 _NOT_RAISED: Final = re.compile(r"DID NOT RAISE (?:<class ')?(?P<want>[\w.]+|\(.*\))")
 _NOT_MATCHED: Final = re.compile(r"Expected regex: (?P<want>.*)\n\s*(?:Actual message|Input): (?P<got>.*)", re.DOTALL)
@@ -77,7 +79,7 @@ def causes(error: BaseException) -> str:
 
 def _falsifying(error: BaseException) -> str:
     notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return "\n".join(note for note in notes if _FALSIFYING.search(note))
+    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.search(note))
 
 
 def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
