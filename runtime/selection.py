@@ -120,6 +120,7 @@ def select(
         distribution=plugin.distribution,
         version=plugin.version,
         considered=considered,
+        kind=mode.kind,
     )
     return selection, mode
 

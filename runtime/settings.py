@@ -32,6 +32,16 @@ PROJECT_FILE: Final = "pyproject.toml"
 TRUE_WORDS: Final = ("1", "true", "t", "yes", "y", "on")
 
 
+def isolated_environment(folder: Path) -> dict[str, str]:
+    """This process's environment for a child that runs pytest: without pytest's own variables and without plugins found by
+    themselves; hypothesis keeps its files in ``folder``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
+    return kept | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+    }
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a value came from; ``origin`` is the variable's name or ``path:line``, empty for a call or a default."""

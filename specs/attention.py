@@ -191,21 +191,18 @@ def check_decode_support(
 ) -> None:
     """Raise Unsupported with the reason and what is supported, before any device work (clause D8)."""
     g = pool.geometry
-    limits: tuple[tuple[bool, str, Any, Any], ...] = (
-        (cap.head_dims is None or g.head_dim in cap.head_dims, "head_dim", g.head_dim, cap.head_dims),
-        (cap.block_sizes is None or g.block_size in cap.block_sizes, "block_size", g.block_size, cap.block_sizes),
-        (cap.max_group is None or group <= cap.max_group, "query heads per KV head", group, f"at most {cap.max_group}"),
-        (
-            cap.max_query_len is None or query_len <= cap.max_query_len,
-            "query_len",
-            query_len,
-            f"at most {cap.max_query_len}",
-        ),
-        (cap.window or params.window is None, "window", params.window, "no sliding window"),
-        (cap.softcap or params.softcap is None, "softcap", params.softcap, "no soft-cap"),
-        (cap.sinks or params.sinks is None, "sinks", "given", "no attention sinks"),
-        (cap.lse or not return_lse, "return_lse", True, "no log-sum-exp (needed to merge partial results)"),
+    sinks = None if params.sinks is None else "given"
+    limits: tuple[tuple[str, str, Any, Any], ...] = (
+        ("head_dims", "head_dim", g.head_dim, cap.head_dims),
+        ("block_sizes", "block_size", g.block_size, cap.block_sizes),
+        ("max_group", "query heads per KV head", group, f"at most {cap.max_group}"),
+        ("max_query_len", "query_len", query_len, f"at most {cap.max_query_len}"),
+        ("window", "window", params.window, "no sliding window"),
+        ("softcap", "softcap", params.softcap, "no soft-cap"),
+        ("sinks", "sinks", sinks, "no attention sinks"),
+        ("lse", "return_lse", return_lse, "no log-sum-exp (needed to merge partial results)"),
     )
-    for ok, name, got, supported in limits:
-        if not ok:
-            raise Unsupported(f"paged_decode {name}: got {got}, this backend supports {supported}")
+    for capability, name, got, supported in limits:
+        if not cap.allows(capability, got):
+            message = f"paged_decode {name}: got {got}, this backend supports {supported}"
+            raise Unsupported(message, capability=capability, value=got)

@@ -74,7 +74,8 @@ class Backend(BackendMemory):
         """
         self.forbid_in_segment("wrap_pool")
         if not self.capabilities.addressable:
-            raise Unsupported(f"backend {self.name!r} does not take foreign memory (capability 'addressable')")
+            message = f"backend {self.name!r} does not take foreign memory (capability 'addressable')"
+            raise Unsupported(message, capability="addressable", value=True)
         self._choose_layout(geometry, layout)
         parts = len(storage_shapes(layout, geometry))
         layers = arrays if isinstance(arrays, list) else [arrays]
@@ -327,9 +328,11 @@ class Backend(BackendMemory):
         if layout is None:
             layout = "LATENT" if geometry.value_head_dim is not None else next(x for x in cap.layouts if x != "LATENT")
         storage_shapes(layout, geometry)
-        for name, got, known in (("layout", layout, cap.layouts), ("KV dtype", geometry.dtype, cap.kv_dtypes)):
-            if got not in known:
-                raise Unsupported(f"{name} {got!r}: backend {self.name!r} supports {', '.join(known)}")
+        for field, name, got in (("layouts", "layout", layout), ("kv_dtypes", "KV dtype", geometry.dtype)):
+            if not cap.allows(field, got):
+                known = ", ".join(getattr(cap, field))
+                message = f"{name} {got!r}: backend {self.name!r} supports {known}"
+                raise Unsupported(message, capability=field, value=got)
         return layout
 
     def _use_pool(self, pool: Pool) -> None:

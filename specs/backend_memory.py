@@ -277,10 +277,12 @@ class BackendMemory:
                 self._driver.free(buffer)
 
     def _make_buffer(self, name: str, shape: tuple[int, ...], dtype: str, *, reserved: bool = False) -> Buffer:
-        limit = self.capabilities.max_pool_elements
-        if limit is not None and prod(shape) > limit:
+        if not self.capabilities.allows("max_pool_elements", prod(shape)):
+            limit = self.capabilities.max_pool_elements
             raise Unsupported(
-                f"Buffer {name!r}: {list(shape)} elements, backend {self.name!r} holds at most {limit} in one array"
+                f"Buffer {name!r}: {list(shape)} elements, backend {self.name!r} holds at most {limit} in one array",
+                capability="max_pool_elements",
+                value=prod(shape),
             )
         size = prod(shape) * ITEMSIZE[dtype]
         try:

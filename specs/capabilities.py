@@ -45,6 +45,20 @@ class Capabilities:
     deferred: bool = False
     max_pool_elements: int | None = None
 
+    def allows(self, name: str, value: object) -> bool:
+        """Whether the field ``name`` leaves room for ``value``: a member, at most a largest one, or (of a yes-or-no) at all.
+
+        ``None`` and ``False`` ask for nothing.
+        """
+        limit = getattr(self, name)
+        if limit is None or value is None or value is False:
+            return True
+        if isinstance(limit, bool):
+            return limit
+        if isinstance(limit, tuple):
+            return value in limit
+        return isinstance(value, int) and value <= limit
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for reports."""
         return asdict(self)

@@ -116,7 +116,8 @@ class Candidate:
 class Selection:
     """The resolved backend choice and where it came from (clause B2); part of every report.
 
-    ``source`` is ``call``, ``environment``, ``file`` or ``default``; ``origin`` names the variable or file.
+    ``kind`` is the mode's: what runs the kernels. ``source`` is ``call``, ``environment``, ``file`` or ``default``; ``origin`` names
+    the variable or file.
     ``requested`` is the text as given (``auto``, ``cpu``, ``cuda:interpret``). ``considered`` lists every candidate in
     the order looked at.
     """
@@ -129,6 +130,7 @@ class Selection:
     distribution: str = ""
     version: str = ""
     considered: tuple[Candidate, ...] = ()
+    kind: ModeKind | None = None
 
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]*")

@@ -110,7 +110,8 @@ class Driver(ABC):
 
     def wrap(self, x: object, dtype: str) -> ForeignMemory:
         """Take foreign strided memory without a copy. A capability."""
-        raise Unsupported("this backend does not take foreign memory (capability 'addressable')")
+        message = "this backend does not take foreign memory (capability 'addressable')"
+        raise Unsupported(message, capability="addressable", value=True)
 
     # -- operations with defaults through numpy ------------------------------------------------------------------------
     def zero(self, buffer: Buffer) -> None:

@@ -20,7 +20,17 @@ class UnmarkedWriteLoc(ForebayError, ValueError):
 
 
 class Unsupported(ForebayError):
-    """A legal request that this backend, mode or geometry does not support; the message says what is supported."""
+    """A legal request that this backend, mode or geometry does not support; the message says what is supported.
+
+    Attributes:
+        capability: the field of ``Capabilities`` that declares the limit, ``""`` if none does.
+        value: what was asked for, in terms of that field.
+    """
+
+    def __init__(self, message: str = "", *, capability: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.capability = capability
+        self.value = value
 
 
 class UnknownBackend(ForebayError, LookupError):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from forebay.specs.suite.plugin import check_clauses
+from forebay.specs.suite.collected import check_ids
 from tests.selection.fakes import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests here may only claim clauses that the contract has, as the suite's own."""
-    check_clauses(items)
+    """The tests of the checkout name clauses too."""
+    check_ids(items)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from forebay.runtime.cli import backends, doctor, faults, generate, model
+from forebay.runtime.cli import backends, conform, doctor, faults, generate, model
 from forebay.runtime.cli.console import Shared, print_error, shared_of
 from forebay.runtime.settings import traceback_wanted
 from forebay.specs.errors import ForebayError
@@ -34,6 +34,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(backends.backends)
 app.command()(doctor.doctor)
+app.command()(conform.conform)
 app.command()(faults.faults)
 app.add_typer(model.app, name="model")
 

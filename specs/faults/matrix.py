@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import without_fault
 from forebay.specs.faults.runner import Result
+from forebay.specs.suite.digest import suite_hash
 
 MATRIX_JSON: Final = "matrix.json"
 MATRIX_PAGE: Final = "MATRIX.md"
-HASHED: Final = (".py", ".toml")
-
-
-def suite_hash() -> str:
-    """SHA-256 over the names and contents of the suite's sources and of the clause catalogue."""
-    digest = hashlib.sha256()
-    suite = resources.files("forebay.specs.suite")
-    files = {item.name: item for item in suite.iterdir() if item.name.endswith(HASHED)}
-    files["clauses.toml"] = resources.files("forebay.specs").joinpath("clauses.toml")
-    for name in sorted(files):
-        digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def matrix(results: Iterable[Result]) -> dict[str, Any]:
@@ -46,7 +33,7 @@ def matrix(results: Iterable[Result]) -> dict[str, Any]:
         }
     return {
         "spec_version": catalogue().version,
-        "suite_sha256": suite_hash(),
+        "suite_hash": suite_hash(),
         "faults": faults,
         "clauses_without_fault": list(without_fault()),
     }
@@ -60,7 +47,7 @@ def page(data: dict[str, Any]) -> str:
         "# Clause × fault matrix",
         "",
         "Written by `forebay faults --full --matrix FOLDER`: every seeded fault, the clause it breaks, and how many tests of which",
-        f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_sha256'][:16]}.",
+        f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_hash'][:16]}.",
         "",
         f"{killed} of {len(faults)} faults were killed by a test of their own clause.",
         "Clauses without a fault: " + (", ".join(data["clauses_without_fault"]) or "none") + ".",

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, Buffer, Shadow
+from forebay.specs.suite.failure import causes
+from forebay.specs.suite.judge import CANNOT_START, JUDGE
 from forebay.specs.suite.kv import poison
 from forebay.specs.suite.staging import G
 
@@ -20,17 +22,22 @@ Another = Callable[..., Backend]
 @pytest.fixture(scope="session")
 def backend_name(request: pytest.FixtureRequest) -> str:
     """What ``--backend`` names."""
-    name: str | None = request.config.getoption("--backend")
-    if name is None:
-        raise pytest.UsageError("the suite judges one backend: name it with --backend NAME[:MODE]")
+    name: str = request.config.getoption("--backend")
     return name
 
 
 @pytest.fixture(scope="session")
-def backend(open_backend: OpenBackend, backend_name: str) -> Iterator[Backend]:
-    """The judged backend, opened once; every test leaves it as it found it."""
-    with open_backend(backend_name) as opened:
+def backend(open_backend: OpenBackend, backend_name: str, pytestconfig: pytest.Config) -> Iterator[Backend]:
+    """The judged backend, opened once; every test leaves it as it found it. The run ends, with the cause, where it cannot start."""
+    try:
+        opened = open_backend(backend_name)
+    except Exception as error:  # noqa: BLE001  # whatever a vendor library raises
+        pytest.exit(f"backend {backend_name!r} cannot start: {causes(error)}", returncode=CANNOT_START)
+    judge = pytestconfig.stash[JUDGE]
+    with opened:
+        judge.opened(opened)
         yield opened
+        judge.closing(opened)
 
 
 @pytest.fixture

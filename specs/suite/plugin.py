@@ -1,4 +1,4 @@
-"""The suite's pytest plugin: the options that name what is judged, and the checks of what was collected.
+"""The suite's pytest plugin: the options that name what is judged, the checks of what was collected, and who judges.
 
 pytest loads it in every environment that has Forebay installed, so that ``pytest --pyargs forebay.specs.suite --backend NAME`` works;
 in a run that collects nothing of the suite it does nothing.
@@ -6,15 +6,17 @@ in a run that collects nothing of the suite it does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.specs.clauses import catalogue
+from forebay.specs.errors import InvalidInput
 
-SUITE: Final = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    from forebay.specs.suite.waivers import Waiver
 
 MARKERS = (
     "clause(*ids): the contract clauses whose values this test shows",
@@ -27,6 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the suite."""
     group = parser.getgroup("forebay", "Forebay's shared suite")
     group.addoption("--backend", metavar="NAME[:MODE]", default=None, help="the backend that the suite judges")
+    group.addoption(
+        "--suite-profile",
+        choices=("smoke", "full"),
+        default="full",
+        help="smoke asks every clause once (default: full)",
+    )
+    group.addoption("--suite-record", metavar="FILE", type=Path, default=None, help="write the run's record, as JSON")
+    group.addoption(
+        "--suite-waivers", metavar="FILE", type=Path, default=None, help="TOML file of the backend's waivers"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,19 +47,50 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check the markers of the suite's own tests; those of others may mean anything by a ``clause``."""
-    check_clauses(item for item in items if item.path.resolve().parent == SUITE)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check the suite's tests and its waivers, keep those the backend is asked, and have them judged."""
+    from forebay.specs.suite import collected
+
+    mine = collected.of_suite(items)
+    if not mine:
+        return
+    backend: str | None = config.getoption("--backend")
+    if backend is None:
+        raise pytest.UsageError("the suite judges one backend: name it with --backend NAME[:MODE]")
+    collected.check_ids(mine)
+    selected = config.getoption("keyword") or config.getoption("markexpr")
+    whole = not selected and collected.is_whole(mine, config.args)
+    if whole:
+        collected.check_whole(mine, catalogue())
+    waivers = _waivers(config, mine, whole=whole)
+    asked = collected.asked_of(mine, backend, config.getoption("--suite-profile"))
+    dropped = set(mine) - set(asked)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
+    if not config.getoption("collectonly"):
+        from forebay.specs.suite.judge import JUDGE, Judge
+
+        config.stash[JUDGE] = judge = Judge(config, asked, waivers, whole=whole)
+        config.pluginmanager.register(judge)
 
 
-def check_clauses(items: Iterable[pytest.Item]) -> None:
-    """Raise UsageError if a marker names no clause, or one the contract does not have."""
-    known = catalogue().clauses
-    for item in items:
-        for kind in ("clause", "refuses"):
-            for marker in item.iter_markers(kind):
-                unknown = [name for name in marker.args if name not in known]
-                if unknown or not marker.args or marker.kwargs:
-                    raise pytest.UsageError(
-                        f"{item.nodeid}: {kind}{marker.args!r}: expected clause ids, all of them known"
-                    )
+def _waivers(config: pytest.Config, items: list[pytest.Item], *, whole: bool) -> tuple[Waiver, ...]:
+    """The waivers the options name, each of a test and a clause that exist.
+
+    Raises:
+        pytest.UsageError: a waiver is malformed, expired or unmatched.
+    """
+    from forebay.specs.suite.collected import ids, name_of
+    from forebay.specs.suite.waivers import check_matched, load_waivers
+
+    path: Path | None = config.getoption("--suite-waivers")
+    if path is None:
+        return ()
+    try:
+        waivers = load_waivers(path, datetime.now(UTC).date())
+        if whole:
+            check_matched(waivers, {name_of(item): (*ids(item, "clause"), *ids(item, "refuses")) for item in items})
+    except InvalidInput as error:
+        raise pytest.UsageError(str(error)) from error
+    return waivers

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, Driver, Pool, Unsupported
+from forebay.specs import Backend, Driver, KVGeometry, Pool, Segment, Unsupported
 from forebay.specs.driver import DELEGABLE
-from forebay.specs.suite.kv import LAYOUTS, Params, geometry, new_pool, scene
+from forebay.specs.suite.fixtures import Another
+from forebay.specs.suite.kv import LAYOUTS, Params, geometry, new_pool, put_values, same_bits, scene
 
 DTYPES = ("float32", "bfloat16", "float16")
 SINKS = np.linspace(-3, 3, 4, dtype=np.float32)
@@ -40,6 +42,67 @@ def works(backend: Backend, layout: str = "NHD", dtype: str = "float32", **param
     except Exception:  # noqa: BLE001
         return False
     return True
+
+
+def decodes(backend: Backend, *, heads: int = 4, query_len: int = 1, **sizes: Any) -> None:
+    """A small decode in a pool of these sizes meets the oracle."""
+    with scene(backend, (5, 3 + query_len), heads=heads, query_len=query_len, **sizes) as s:
+        s.check()
+
+
+def holds(backend: Backend, elements: int) -> None:
+    """One array of this many elements is filled to its last."""
+    buffer = backend.reserve("large", (elements,), "bool")
+    backend.zero(buffer)
+    assert not backend.fetch(buffer).any()
+    backend.release(buffer)
+
+
+def takes_memory(backend: Backend, _: object) -> None:
+    """Rows written through the door of a wrapped pool are in the memory it was given."""
+    array = np.zeros((4, 2, 4, 2, 8), np.float32)
+    pool = backend.wrap_pool(array, layout="KV2", geometry=KVGeometry(4, 4, 2, 8))
+    put_values(backend, pool, [0], [7])
+    backend.synchronize()
+    assert (array[0, 1, 0] == 7).all()
+    backend.release(pool)
+
+
+def captures(backend: Backend, _: object) -> None:
+    """A captured step adds one each time it is replayed."""
+    buffer = backend.buffer("n", np.arange(4, dtype=np.float32))
+    segment = Segment("count", lambda _: ({buffer: buffer.get() + 1}, {}), updates=(buffer,))
+    backend.run(segment).get()
+    trace = backend.capture(segment)
+    backend.replay(trace).get()
+    same_bits(backend.fetch(buffer), np.arange(2, 6, dtype=np.float32))
+    backend.release(trace)
+    backend.release(buffer)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The smallest call that needs ``values`` of a field of ``Capabilities``, and what lifts the facade's check of it.
+
+    ``values`` are tried as they are; of a field that is a largest value, one more than the declared too.
+    """
+
+    call: Callable[[Backend, Any], None]
+    values: tuple[Any, ...]
+    lifted: Any = None
+
+
+PROBES = {
+    "kv_dtypes": Probe(lambda b, dtype: decodes(b, dtype=dtype), DTYPES, DTYPES),
+    "head_dims": Probe(lambda b, dim: decodes(b, head_dim=dim), (8, 32, 64, 80, 96, 128, 256)),
+    "block_sizes": Probe(lambda b, size: decodes(b, block_size=size), (1, 4, 8, 16, 32, 64, 128)),
+    "max_group": Probe(lambda b, group: decodes(b, heads=group, num_kv_heads=1), (1, 3, 4, 8, 16)),
+    "max_query_len": Probe(lambda b, length: decodes(b, query_len=length), (1, 2, 5)),
+    "max_pool_elements": Probe(holds, (2**12,)),
+    "lse": Probe(lambda b, _: decodes(b), (True,), lifted=True),
+    "addressable": Probe(takes_memory, (True,), lifted=True),
+    "capture": Probe(captures, (True,), lifted=True),
+}
 
 
 def layouts(backend: Backend) -> list[str]:
@@ -83,6 +146,28 @@ def test_a_kv_dtype_that_is_not_claimed_is_refused_by_name(backend: Backend, dty
     others = tuple(other for other in DTYPES if other != dtype)
     with claiming(backend, kv_dtypes=others), pytest.raises(Unsupported, match=f"KV dtype '{dtype}'"):
         backend.create_pool(geometry(dtype=dtype))
+
+
+@pytest.mark.clause("B4")
+@pytest.mark.parametrize("name", PROBES)
+def test_a_limit_is_declared_exactly_where_there_is_one(another: Another, name: str) -> None:
+    """What the declared limit allows works; what it does not is tried with the check lifted, and must not give right results."""
+    probe = PROBES[name]
+    with another() as backend:
+        declared = backend.capabilities
+    limit = getattr(declared, name)
+    values = (*probe.values, *([limit + 1] if name.startswith("max_") and limit is not None else []))
+    for value in values:
+        if declared.allows(name, value):
+            with another() as backend:
+                probe.call(backend, value)
+            continue
+        right = False
+        # A device that is asked for more than it can may raise anything and be left in any state: it is one of its own.
+        with contextlib.suppress(Exception), another() as backend, claiming(backend, **{name: probe.lifted}):
+            probe.call(backend, value)
+            right = True
+        assert not right, f"{name}={value!r} gives right results, and the declared {name}={limit!r} refuses it"
 
 
 @pytest.mark.refuses("B4", "D8")

@@ -17,6 +17,7 @@ from forebay.specs.suite.kv import (
     LAYOUTS,
     Params,
     Scene,
+    assert_near,
     geometry,
     int32,
     mean_of_values,
@@ -290,7 +291,7 @@ def test_the_output_has_the_dtype_of_q(backend: Backend, q_dtype: str, kv_dtype:
         out, lse = s.decode(q_dtype=q_dtype)
         want = s.expect()
         limit = max(tolerance(backend, q_dtype), tolerance(backend, kv_dtype))
-        assert np.abs(out - want.out).max() <= limit * want.largest
+        assert_near(out, want, limit, kv_dtype if tolerance(backend, kv_dtype) == limit else q_dtype)
         assert lse.dtype == np.float32
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, Segment, UnmarkedWriteLoc, WriteLoc
+from forebay.specs import Backend, CaptureViolation, Segment, UnmarkedWriteLoc, WriteLoc
 from forebay.specs.suite.kv import device_rows, geometry, held, int32, new_pool, refused
 from forebay.specs.suite.mapped import Mapped
 
@@ -60,3 +60,28 @@ def test_reads_and_copies_of_the_same_ids_follow_the_map(backend: Backend) -> No
         assert backend.to_host(mapped.translate(ids)).tolist() == [4, 9]
         assert backend.to_host(pool.read(0, mapped.loc(ids))[0])[:, 0, 0].tolist() == [1, 2]
         backend.release(mapped.map)
+
+
+@pytest.mark.refuses("W9", "C2", "W3")
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_step_that_stores_kv_declares_its_pool_and_marks_its_ids(backend: Backend, declared: bool) -> None:
+    """Run or captured, a write inside a step is checked as any other: an undeclared pool, or unmarked ids, change no byte."""
+    g = geometry()
+    with new_pool(backend, g, requires_physical_write_loc=True) as pool:
+        ids = backend.buffer("ids", int32(5))
+        k, v = device_rows(backend, g, [7])
+        rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
+
+        def step(_: Backend) -> tuple[dict[Any, Any], dict[str, Any]]:
+            pool.write(0, WriteLoc.slots(ids.get(), physical=not declared), rows[0].get(), rows[1].get())
+            return {}, {}
+
+        segment = Segment("fused", step, reads=(ids, *rows), pools=(pool,) if declared else ())
+        error, says = (
+            (UnmarkedWriteLoc, "an unmarked WriteLoc") if declared else (CaptureViolation, "a pool it does not declare")
+        )
+        for act in (backend.run, backend.capture):
+            with refused(backend, error, says, pool):
+                act(segment)
+        for buffer in (ids, *rows):
+            backend.release(buffer)

@@ -14,6 +14,7 @@ from forebay.specs.faults import matrix
 from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.runner import Result
 from forebay.specs.faults.runner import run as seed
+from forebay.specs.suite.digest import suite_hash
 
 ATTENTION = "forebay.backends.sim.attention"
 WINDOW = Patch(
@@ -69,7 +70,7 @@ def test_the_matrix_counts_what_fell(tmp_path: Path) -> None:
     data = json.loads((tmp_path / matrix.MATRIX_JSON).read_text(encoding="utf-8"))
     (row,) = data["faults"].values()
     assert row["fallen_by_clause"]["D9"] == row["tests_fallen"] == 1
-    assert data["suite_sha256"] == matrix.suite_hash()
+    assert data["suite_hash"] == suite_hash()
     assert "| `test.fault` | D9 | killed | 1 |" in (tmp_path / matrix.MATRIX_PAGE).read_text(encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ def expected(root: Path) -> set[str]:
     found = set()
     for path in files(root):
         relative = path.relative_to(root)
-        if relative.parts[0] in PACKAGES and (path.suffix in {".py", ".toml"} or path.name == "py.typed"):
+        if relative.parts[0] in PACKAGES and (path.suffix in {".py", ".toml", ".jinja"} or path.name == "py.typed"):
             found.add(f"forebay/{relative.as_posix()}")
     return found
 

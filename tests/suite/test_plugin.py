@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.specs.suite.plugin import SUITE, check_clauses, pytest_collection_modifyitems
+from forebay.specs.suite.collected import FOLDER, check_ids, of_suite
 
 
 def item(path: Path, kind: str, *ids: str) -> Any:
@@ -22,15 +22,14 @@ def item(path: Path, kind: str, *ids: str) -> Any:
 @pytest.mark.parametrize("kind", ["clause", "refuses"])
 @pytest.mark.parametrize("ids", [("D99",), ("D3", "nonsense"), ()])
 def test_a_marker_of_the_suite_names_clauses_of_the_contract(kind: str, ids: tuple[str, ...]) -> None:
-    wrong = item(SUITE / "test_x.py", kind, *ids)
-    for check in (check_clauses, pytest_collection_modifyitems):
-        with pytest.raises(pytest.UsageError, match=r"test_x.py: .*expected clause ids"):
-            check([item(SUITE / "test_y.py", kind, "D3"), wrong])
-    check_clauses([item(SUITE / "test_y.py", kind, "D3", "L1")])
+    wrong = item(FOLDER / "test_x.py", kind, *ids)
+    with pytest.raises(pytest.UsageError, match=r"test_x.py: .*expected clause ids"):
+        check_ids([item(FOLDER / "test_y.py", kind, "D3"), wrong])
+    check_ids([item(FOLDER / "test_y.py", kind, "D3", "L1")])
 
 
 def test_other_peoples_clauses_are_theirs(tmp_path: Path) -> None:
-    pytest_collection_modifyitems([item(tmp_path / "test_x.py", "clause", "GDPR 17")])
+    assert of_suite([item(tmp_path / "test_x.py", "clause", "GDPR 17")]) == []
     (tmp_path / "test_theirs.py").write_text(
         "import pytest\n\n\n@pytest.mark.clause('GDPR 17')\ndef test_theirs():\n    pass\n", encoding="utf-8"
     )

@@ -1,0 +1,124 @@
+"""How a failed test is told: the clause, the smallest input that fails, what was expected, what came, and how to run it alone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from forebay.specs import Unsupported
+from forebay.specs.clauses import catalogue
+
+_FALSIFYING: Final = re.compile(r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)", re.IGNORECASE)
+_FIXTURE: Final = re.compile(r"^ +\w+=<[\w.]+ object at 0x[0-9a-f]+>,\n", re.MULTILINE)
+"""A line of an example that names a fixture by its address: no input, and another one in every run."""
+_NUMPY: Final = re.compile(r"^ ACTUAL: (?P<got>.*?)^ DESIRED: (?P<want>.*)", re.MULTILINE | re.DOTALL)
+_NOT_RAISED: Final = re.compile(r"DID NOT RAISE (?:<class ')?(?P<want>[\w.]+|\(.*\))")
+_NOT_MATCHED: Final = re.compile(r"Expected regex: (?P<want>.*)\n\s*(?:Actual message|Input): (?P<got>.*)", re.DOTALL)
+_LONGEST: Final = 2000
+"""Characters of one part that are kept; what is longer repeats itself."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The two sides of the last comparison that did not hold, as texts: ``got OPERATOR expected``."""
+
+    got: str
+    operator: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a failed test says, each part a text."""
+
+    input: str
+    expected: str
+    got: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Plain data for the record."""
+        return {name: text[:_LONGEST] for name, text in vars(self).items()}
+
+
+def failure_of(
+    item: pytest.Item, caught: pytest.ExceptionInfo[BaseException], comparison: Comparison | None
+) -> Failure:
+    """Put an exception of ``item`` into words."""
+    error = leaves(caught.value)[0]
+    callspec = getattr(item, "callspec", None)
+    values = "" if callspec is None else ", ".join(f"{name}={value!r}" for name, value in callspec.params.items())
+    asked = "\n".join(part for part in (values, _falsifying(error)) if part) or "none: the test has one case"
+    expected, got = _expected_and_got(error, _statement(caught), comparison)
+    return Failure(asked, expected, got)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group of several (hypothesis reports every distinct one), or the one itself; what was refused comes last."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    found = [leaf for each in error.exceptions for leaf in leaves(each)]
+    return sorted(found, key=lambda leaf: isinstance(leaf, Unsupported))
+
+
+def causes(error: BaseException) -> str:
+    """An error and what caused it, in one line; a cause whose words are in what it caused is not said again."""
+    said: list[str] = []
+    each: BaseException | None = error
+    while each is not None:
+        if not said or str(each) not in said[-1]:
+            said.append(f"{type(each).__name__}: {each}")
+        each = each.__cause__
+    return "; caused by ".join(said)
+
+
+def _falsifying(error: BaseException) -> str:
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.search(note))
+
+
+def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    """The suite's own statement that was running: the innermost that lies in a test of the suite."""
+    entries = [entry for entry in caught.traceback if Path(entry.path).name.startswith("test_")]
+    entry = (entries or list(caught.traceback))[-1]
+    try:
+        return " ".join(str(entry.statement).split())
+    except (IndexError, OSError):  # a source that is not there
+        return f"{Path(entry.path).name}:{entry.lineno + 1}"
+
+
+def _expected_and_got(error: BaseException, statement: str, comparison: Comparison | None) -> tuple[str, str]:
+    text = str(error)
+    for pattern, got in ((_NUMPY, None), (_NOT_MATCHED, None), (_NOT_RAISED, "no error")):
+        if found := pattern.search(text):
+            return found["want"].strip(), got or found["got"].strip()
+    if isinstance(error, AssertionError):
+        if comparison is not None and comparison.operator in text.replace("\n", " "):
+            return f"{comparison.operator} {comparison.expected}", comparison.got
+        return statement, text.strip() or "it does not hold"
+    return f"no error from: {statement}", f"{type(error).__name__}: {text}"
+
+
+def rerun_command(backend: str, test: str) -> str:
+    """The command line that runs one test alone."""
+    return f"forebay conform {shlex.quote(backend)} --test {shlex.quote(test)}"
+
+
+def told(result: Mapping[str, Any], clauses: list[str], backend: str) -> str:
+    """A failed result of a record as a block of text."""
+    contract = catalogue().clauses
+    lines = [f"FAILED {result['test']}"]
+    for name in clauses:
+        lines += [f"  clause {name} ({contract[name].title}): {contract[name].text}"]
+    failure = result.get("failure") or {}
+    for part, title in (("input", "smallest failing input"), ("expected", "expected"), ("got", "got")):
+        if failure.get(part):
+            lines += [f"  {title}: " + failure[part].replace("\n", "\n    ")]
+    lines += [f"  why: {result['message'].splitlines()[0]}"] if result.get("message") else []
+    lines += [f"  run it alone: {rerun_command(backend, result['test'])}"]
+    return "\n".join(lines)

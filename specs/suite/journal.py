@@ -1,0 +1,50 @@
+"""The journal of a run: one entry after the other, on disk at once, so that a crash loses nothing that was known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from forebay.specs.errors import InvalidInput
+
+Entry = dict[str, Any]
+"""``entry`` names its kind: ``run``, ``backend``, ``result``, ``counters``, ``stopped`` or ``end``; the rest is its content."""
+
+
+class Journal:
+    """Entries in memory and, with a path, a line of JSON each in a file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.entries: list[Entry] = []
+        self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
+
+    def add(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Append one entry; it is on disk when this returns. What JSON has no form for is kept as its text."""
+        line = json.dumps({"entry": kind, **content}, default=str)
+        self.entries.append(json.loads(line))
+        if self._file is not None:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read_journal(path: Path) -> list[Entry]:
+    """The entries of a file; a last line that a crash cut off is left out.
+
+    Raises:
+        InvalidInput: there is no such file.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InvalidInput(f"journal {path}: {error}") from error
+    return [json.loads(line) for line in lines[:-1]]

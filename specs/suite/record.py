@@ -1,0 +1,132 @@
+"""The record of a run, made from its journal: what was asked, what came of it, and the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.specs.suite.digest import digest_of
+from forebay.specs.suite.journal import Entry
+
+FORMAT: Final = 1
+OUTCOMES: Final = ("pass", "fail", "refused", "waived", "not-run")
+OWN_KERNELS: Final = ("paged_decode", "gather", "write_kv", "stage")
+"""Operations that must have been done, by the backend's own kernels or, named, by numpy."""
+
+Record = dict[str, Any]
+
+
+def assemble(entries: Sequence[Entry]) -> Record:
+    """Make the record out of a journal that holds at least its ``run`` entry.
+
+    A test that was expected and has no result was not run. ``verdict`` is ``conformant`` for a complete run of the full profile
+    without a failure, a test that was not run or a problem; ``passed`` for a run of less; else ``failed``.
+    """
+    by_kind: dict[str, Entry] = {entry["entry"]: entry for entry in entries}
+    run, backend, end = by_kind["run"], by_kind.get("backend"), by_kind.get("end")
+    found = {entry["test"]: entry for entry in entries if entry["entry"] == "result"}
+    results = [_result(test, found.get(test["test"])) for test in run["tests"]]
+    counters = _content(by_kind.get("counters", {}))
+    waivers = [_waiver(waiver, backend, found) for waiver in run["waivers"]]
+    summary = Counter(result["outcome"] for result in results)
+    stopped = by_kind["stopped"]["reason"] if "stopped" in by_kind else "" if end else "its process ended in the middle"
+    record: Record = {
+        "format": FORMAT,
+        **{key: run[key] for key in ("spec_version", "suite_hash", "requested", "profile", "complete", "arguments")},
+        "backend": None if backend is None else _content(backend),
+        "versions": run["versions"],
+        "seeds": run["seeds"],
+        "started": run["started"],
+        "ended": None if end is None else end["ended"],
+        "stopped": stopped,
+        "tolerances": _tolerances(results),
+        "counters": counters,
+        "delegated": dict(counters.get("delegated", {})),
+        "waivers": waivers,
+        "results": results,
+        "summary": {outcome: summary[outcome] for outcome in OUTCOMES} | {"total": len(results)},
+    }
+    record["problems"] = _problems(record)
+    bad = summary["fail"] or summary["not-run"] or record["problems"] or stopped or not results
+    full = record["profile"] == "full" and record["complete"]
+    record["verdict"] = "failed" if bad else "conformant" if full else "passed"
+    record["digest"] = digest_of(record)
+    return record
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Write a record as indented JSON."""
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def clauses_of(result: Mapping[str, Any]) -> list[str]:
+    """The ids of a result's clauses, of its values and then of its refusals."""
+    return list(dict.fromkeys([*result["clauses"], *result["refuses"]]))
+
+
+def _content(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "entry"}
+
+
+def _result(test: Mapping[str, Any], entry: Mapping[str, Any] | None) -> dict[str, Any]:
+    known = {"outcome": "not-run", "seconds": 0.0, "message": "", "failure": None, "refusal": None, "errors": {}}
+    return {**test, **known, **({} if entry is None else _content(entry))}
+
+
+def _waiver(waiver: Mapping[str, Any], backend: Entry | None, found: Mapping[str, Entry]) -> dict[str, Any]:
+    """``state``: used, stale (the test does not fail), elsewhere (another device), idle (the test was not run)."""
+    outcome = found[waiver["test"]]["outcome"] if waiver["test"] in found else ""
+    if backend is None or not outcome:
+        state = "idle"
+    elif waiver["device"] != backend["info"].get("device"):
+        state = "elsewhere"
+    else:
+        state = "used" if outcome == "waived" else "stale"
+    return {**waiver, "state": state}
+
+
+def _tolerances(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By dtype the largest error seen, the limit it was held against (both relative, clause D6), and the test that saw it."""
+    largest: dict[str, dict[str, Any]] = {}
+    for result in results:
+        for dtype, (error, limit) in result["errors"].items():
+            if dtype not in largest or error > largest[dtype]["largest"]:
+                largest[dtype] = {"limit": limit, "largest": error, "test": result["test"]}
+    return largest
+
+
+def _by_clause(results: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        for clause in result[kind]:
+            counts.setdefault(clause, Counter())[result["outcome"]] += 1
+    return counts
+
+
+def _problems(record: Record) -> list[str]:
+    """What is wrong with the run as a whole, whatever its tests say."""
+    found = [] if record["backend"] is None else list(record["backend"]["core_gaps"])
+    found += [
+        f"stale waiver: {waiver['test']} does not fail on {waiver['device']}; take the waiver out"
+        for waiver in record["waivers"]
+        if waiver["state"] == "stale"
+    ]
+    if not record["complete"] or record["stopped"] or record["backend"] is None:
+        return found
+    values, refusing = (_by_clause(record["results"], kind) for kind in ("clauses", "refuses"))
+    found += [
+        f"clause {clause} was never shown: {', '.join(f'{count} {outcome}' for outcome, count in sorted(seen.items()))}"
+        for clause, seen in {**refusing, **values}.items()
+        if not seen["pass"] + seen["waived"]
+    ]
+    if record["profile"] == "full":
+        launches, delegated = record["counters"].get("launches", {}), record["delegated"]
+        found += [
+            f"no launch of {operation} was counted, of the backend's own kernels or delegated to numpy"
+            for operation in OWN_KERNELS
+            if not launches.get(operation) and not delegated.get(operation)
+        ]
+    return found
