@@ -36,12 +36,16 @@ class HostForward:
         """Write the KV of ``tokens`` at positions ``start``, ``start + 1``, … into ``blocks``; earlier positions are there already.
 
         The first ``prompt_len`` positions are the request's prompt; later tokens it made itself, and their KV is recomputed. With
-        ``last``, the logits ``[1, vocab]`` behind the last token.
+        ``last``, the logits ``[1, vocab]`` behind the last token. A backend that takes fewer queries at once is given them in pieces.
         """
-        positions = np.arange(start, start + len(tokens), dtype=np.int32)[None]
-        rope = self._model.prompt_rope(positions[0], prompt_len)
-        hidden = self._pass(np.asarray(tokens, np.int32), positions, self._table([blocks]), rope)
-        return self._model.logits(self._backend, hidden[len(tokens) - 1 :]) if last else None
+        ids, table = np.asarray(tokens, np.int32), self._table([blocks])
+        positions = np.arange(start, start + len(ids), dtype=np.int32)[None]
+        longest = self._backend.capabilities.max_query_len or len(ids)
+        for first in range(0, len(ids), longest):
+            piece = slice(first, first + longest)
+            rope = self._model.prompt_rope(positions[0, piece], prompt_len)
+            hidden = self._pass(ids[piece], positions[:, piece], table, rope)
+        return self._model.logits(self._backend, hidden[len(ids[piece]) - 1 :]) if last else None
 
     def decode(self, states: Sequence[SlotState]) -> Array:
         """Logits ``[B, vocab]`` behind each state's token at its position, whose KV is written."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import AttentionParams, Backend, WriteLoc
+from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.desk import HOST, Desk, G
 from forebay.specs.suite.kv import int32
 
@@ -67,11 +68,14 @@ HOST_API: dict[str, tuple[Act, str]] = {
     "reserve": (lambda b, d: b.reserve("new", (4,), "float32"), "reserving Buffer 'new'"),
     "create_pool": (lambda b, d: b.create_pool(G), "create_pool"),
     "create_shadow": (lambda b, d: b.create_shadow(G), "create_shadow"),
-    "wrap_pool": (lambda b, d: b.wrap_pool(np.zeros((4, 2, 4, 2, 8)), layout="KV2", geometry=G), "wrap_pool"),
+    "wrap_pool": (
+        lambda b, d: b.wrap_pool(np.zeros(storage_shapes("KV2", G)[0]), layout="KV2", geometry=G),
+        "wrap_pool",
+    ),
     "stage": (
         lambda b, d: b.stage(
-            np.zeros((1, 4, 2, 8), np.float32),
-            np.zeros((1, 4, 2, 8), np.float32),
+            np.zeros((1, 16, 2, 64), np.float32),
+            np.zeros((1, 16, 2, 64), np.float32),
             d.shadow,
             0,
             src_blocks=[0],
@@ -89,10 +93,10 @@ HOST_API: dict[str, tuple[Act, str]] = {
     "run": (lambda b, d: b.run(d.quiet), "run inside Segment"),
     "capture": (lambda b, d: b.capture(d.quiet), "capture inside Segment"),
     "replay": (lambda b, d: b.replay(d.trace), "replay inside Segment"),
-    "numpy slots to write": (lambda b, d: d.write(b, loc=WriteLoc.slots(int32(4, 5))), "numpy slot ids"),
-    "numpy slots to read": (lambda b, d: d.pool.read(0, WriteLoc.slots(int32(4, 5))), "numpy slot ids"),
+    "numpy slots to write": (lambda b, d: d.write(b, loc=WriteLoc.slots(int32(16, 17))), "numpy slot ids"),
+    "numpy slots to read": (lambda b, d: d.pool.read(0, WriteLoc.slots(int32(16, 17))), "numpy slot ids"),
     "numpy slots to copy": (
-        lambda b, d: d.pool.copy(WriteLoc.slots(d.ids.get()), WriteLoc.slots(int32(4, 5))),
+        lambda b, d: d.pool.copy(WriteLoc.slots(d.ids.get()), WriteLoc.slots(int32(16, 17))),
         "numpy slot ids",
     ),
     "numpy table to write": (

@@ -72,7 +72,7 @@ def check_whole(items: Sequence[pytest.Item], contract: Catalogue) -> None:
 
 def is_whole(items: Iterable[pytest.Item], arguments: Iterable[str]) -> bool:
     """Whether these items are the whole suite: every test file, and no argument that picks out of one."""
-    present = {item.path for item in items}
+    present = {item.path.resolve() for item in items}
     return not any("::" in argument for argument in arguments) and present >= set(FOLDER.glob("test_*.py"))
 
 
@@ -94,7 +94,7 @@ def _judges_runtime_alone(item: pytest.Item, contract: Catalogue) -> bool:
 def _smoke(items: Sequence[pytest.Item], contract: Catalogue) -> list[pytest.Item]:
     """For every clause in force a test of its values and one of its refusal, so far as the items have one.
 
-    Of several the first that draws no examples, else the first; none where a chosen one covers the clause already.
+    Of several the first that no backend may refuse and that draws no examples; none where a chosen one covers the clause already.
     """
     chosen: dict[str, pytest.Item] = {}
     for kind in get_args(Kind):
@@ -104,10 +104,15 @@ def _smoke(items: Sequence[pytest.Item], contract: Catalogue) -> list[pytest.Ite
                 continue
             found = [item for item in items if clause.id in ids(item, kind)]
             if found:
-                item = min(found, key=_draws_examples)
+                item = min(found, key=lambda item: (_asks_beyond_core(item), _draws_examples(item)))
                 chosen[item.nodeid] = item
                 covered.update(ids(item, kind))
     return [item for item in items if item.nodeid in chosen]
+
+
+def _asks_beyond_core(item: pytest.Item) -> bool:
+    named = getattr(getattr(item, "callspec", None), "params", {})
+    return item.get_closest_marker("beyond_core") is not None or "layout" in named
 
 
 def _draws_examples(item: pytest.Item) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from forebay.specs import Backend, Buffer, KVGeometry, Pool, Segment, Shadow, Ticket, Trace, WriteLoc
-from forebay.specs.suite.kv import int32, poison
+from forebay.specs import Backend, Buffer, Pool, Segment, Shadow, Ticket, Trace, WriteLoc
+from forebay.specs.suite.kv import HEAD_DIM, geometry, int32, poison
 
-G = KVGeometry(4, 4, 2, 8)
+G = geometry()
 HOST = np.arange(4, dtype=np.float32)
 
 
@@ -75,8 +75,8 @@ def open_desk(backend: Backend) -> Iterator[Desk]:
     buffers = {
         "x": HOST,
         "y": np.zeros(4, np.float32),
-        "ids": int32(4, 5),
-        "rows": np.ones((2, 2, 8), np.float32),
+        "ids": int32(16, 17),
+        "rows": np.ones((2, 2, HEAD_DIM), np.float32),
         "table": int32([1], [1]),
         "seen": int32(1, 2),
         "other": HOST + 1,
@@ -93,8 +93,8 @@ def open_desk(backend: Backend) -> Iterator[Desk]:
     tickets[1].get()
     closed = {
         "closed": backend.to_device(HOST),
-        "closed_ids": backend.to_device(int32(4, 5)),
-        "closed_rows": backend.to_device(np.ones((2, 2, 8), np.float32)),
+        "closed_ids": backend.to_device(int32(16, 17)),
+        "closed_rows": backend.to_device(np.ones((2, 2, HEAD_DIM), np.float32)),
         "closed_table": backend.to_device(int32([1], [1])),
         "closed_matrix": backend.to_device(np.ones((8, 8), np.float32)),
         "closed_vector": backend.to_device(np.ones(8, np.float32)),

@@ -168,7 +168,9 @@ class Judge:
             report.outcome, report.longrepr = "failed", phase.message
             vars(report).pop("wasxfail", None)
         elif outcome in _LETTERS:
-            report.outcome, report.longrepr = "passed", None
+            # A fixture that was refused leaves nothing to call: pytest calls the test only after a setup that "passed".
+            refused = (str(item.path), 0, phase.message) if report.when == "setup" else None
+            report.outcome, report.longrepr = "skipped" if refused else "passed", refused
         return report
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:

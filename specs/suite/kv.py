@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
@@ -20,6 +21,8 @@ from forebay.specs.suite.measured import tell
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16")
+BLOCK_SIZE, HEAD_DIM = 16, 64
+"""Sizes of the core: what a test uses unless other sizes are its subject, so that no backend may refuse it."""
 HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16}
 """What numpy holds of a dtype; of bfloat16 the bit patterns."""
 POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
@@ -74,11 +77,18 @@ def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, 
 
 
 def geometry(layout: str = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
-    """Sizes that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
-    g = replace(KVGeometry(4, 4, 2, 8), **changes)
+    """Sizes of the core, so supported everywhere, that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
+    g = replace(KVGeometry(4, BLOCK_SIZE, 2, HEAD_DIM), **changes)
     if layout != "LATENT":
         return g
     return replace(g, num_kv_heads=1, value_head_dim=g.value_head_dim or max(1, g.head_dim - g.head_dim // 3))
+
+
+def claimed(backend: Backend, field: str, values: Iterable[Any]) -> st.SearchStrategy[Any]:
+    """Draw of ``values`` what the backend's capability ``field`` allows; where it allows none of them, of what it lists."""
+    limit = getattr(backend.capabilities, field)
+    some = [value for value in values if backend.capabilities.allows(field, value)]
+    return st.sampled_from(some or limit)
 
 
 def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = None, layer: int = 0) -> None:
@@ -248,7 +258,7 @@ def scene(
     backend: Backend,
     lengths: Sequence[int],
     *,
-    layout: str = "NHD",
+    layout: str | None = None,
     heads: int = 4,
     query_len: int = 1,
     extra_width: int = 2,
@@ -257,10 +267,11 @@ def scene(
 ) -> Iterator[Scene]:
     """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
 
-    Table entries past the visible range, and the columns past ``table_len``, name blocks outside the pool or full of poison.
+    The layout is the backend's own unless it is named. Table entries past the visible range, and the columns past ``table_len``, name
+    blocks outside the pool or full of poison.
     """
     rng = np.random.default_rng(seed)
-    g = geometry(layout, **sizes)
+    g = geometry(layout or backend.capabilities.layouts[0], **sizes)
     needed = [-(-length // g.block_size) for length in lengths]
     g = replace(g, num_blocks=sum(needed) + 3)
     with new_pool(backend, g, layout) as pool:

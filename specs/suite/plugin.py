@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MARKERS = (
     "clause(*ids): the contract clauses whose values this test shows",
     "refuses(*ids): the contract clauses whose refusal this test shows",
+    "beyond_core: needs an ability that a backend may lack, so it may be refused: the smoke profile takes another if there is one",
     "case(*ids): the kinds of public fault report this test covers",
 )
 

@@ -9,8 +9,9 @@ import numpy as np
 from forebay.specs import Backend, KVGeometry, Pool
 from forebay.specs.suite import attention
 from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import geometry
 
-G = KVGeometry(8, 4, 2, 6, num_layers=2)
+G = geometry(num_blocks=8, num_layers=2)
 
 
 def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.suite.attention import Array
-from forebay.specs.suite.kv import poison, same_bits
+from forebay.specs.suite.kv import BLOCK_SIZE, HEAD_DIM, poison, same_bits
 
 VOCAB = 29
 
@@ -71,10 +71,10 @@ def decoder(
     table_len: int = 5,
     path: str = "direct",
     layout: str | None = None,
-    block_size: int = 4,
+    block_size: int = BLOCK_SIZE,
     heads: int = 4,
     kv_heads: int = 2,
-    dim: int = 8,
+    dim: int = HEAD_DIM,
     dtype: str = "float32",
     num_blocks: int = 12,
     window: int | None = None,

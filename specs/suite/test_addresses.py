@@ -17,6 +17,8 @@ from forebay.specs.suite.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
 
+pytestmark = pytest.mark.beyond_core
+
 
 def lazy_memory(count: int) -> Array:
     """``count`` uint16 elements that the system commits when they are touched."""

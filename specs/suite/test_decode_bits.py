@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import AttentionParams, Backend, InvalidInput, KVGeometry
+from forebay.specs import AttentionParams, Backend, InvalidInput
 from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    HEAD_DIM,
     KV_DTYPES,
     LAYOUTS,
     Params,
     Scene,
     Sizes,
     assert_near,
+    claimed,
+    geometry,
     int32,
     new_pool,
     put_values,
@@ -33,21 +37,32 @@ GEOMETRIES = ((9, 3, 64), (8, 2, 128), (5, 1, 80), (20, 1, 17), (7, 1, 100), (3,
 PARAMS: tuple[Params, ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"window": 600, "scale": 0.3})
 
 
+def asked(backend: Backend) -> list[Params]:
+    """Those of ``PARAMS`` whose features the backend claims."""
+    return [
+        params
+        for params in PARAMS
+        if all(backend.capabilities.allows(name, True) for name in params if name != "scale")
+    ]
+
+
 # -- D4 --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.clause("D4")
 @pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("query_len", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
-def test_direct_equals_gather(backend: Backend, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
-    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 8}
-    for query_len in (1, 3):
-        with scene(backend, (1030, 70, 0, 5, 512), heads=heads, query_len=query_len, **sizes) as s:
-            s.table[1, 2] = -1
-            for params in PARAMS:
-                direct, gather = s.decode(**params), s.decode(path="gather", **params)
-                same_bits(direct[0], gather[0])
-                same_bits(direct[1], gather[1])
+def test_direct_equals_gather(
+    backend: Backend, heads: int, kv_heads: int, dim: int, query_len: int, dtype: str
+) -> None:
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype}
+    with scene(backend, (1030, 70, 0, 5, 512), heads=heads, query_len=query_len, **sizes) as s:
+        s.table[1, 2] = -1
+        for params in asked(backend):
+            direct, gather = s.decode(**params), s.decode(path="gather", **params)
+            same_bits(direct[0], gather[0])
+            same_bits(direct[1], gather[1])
 
 
 @pytest.mark.clause("D4", "L2")
@@ -60,16 +75,16 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
         backend,
         lengths,
         layout=layout,
-        head_dim=draw(st.integers(1, 70)),
-        block_size=draw(st.integers(1, 20)),
+        head_dim=draw(claimed(backend, "head_dims", range(1, 71))),
+        block_size=draw(claimed(backend, "block_sizes", range(1, 21))),
         dtype=draw(st.sampled_from(KV_DTYPES)),
-        query_len=draw(st.integers(1, 3)),
+        query_len=draw(claimed(backend, "max_query_len", range(1, 4))),
         seed=draw(st.integers(0, 999)),
         heads=draw(st.sampled_from([2, 4, 6])),
     ) as s:
         params: Params = {
             "window": draw(st.none() | st.integers(1, 60)),
-            "softcap": draw(st.none() | st.floats(0.5, 9)),
+            "softcap": draw(st.none() | st.floats(0.5, 9)) if backend.capabilities.softcap else None,
         }
         direct, gather = s.decode(**params), s.decode(path="gather", **params)
         same_bits(direct[0], gather[0])
@@ -80,9 +95,9 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_only_the_switch_selects_gather(backend: Backend, heads: int, kv_heads: int, dim: int) -> None:
     """No geometry, length or parameter makes direct fall back."""
-    with scene(backend, (70, 0, 513), heads=heads, num_kv_heads=kv_heads, head_dim=dim, query_len=2) as s:
+    with scene(backend, (70, 0, 513), heads=heads, num_kv_heads=kv_heads, head_dim=dim) as s:
         for path in ("direct", "gather"):
-            for params in PARAMS:
+            for params in asked(backend):
                 before = {name: done(backend, name) for name in ("gather", "paged_decode")}
                 s.decode(path=path, **params)
                 assert done(backend, "paged_decode") == before["paged_decode"] + 1
@@ -97,12 +112,12 @@ def done(backend: Backend, operation: str) -> int:
 @pytest.mark.clause("D12")
 def test_direct_needs_no_memory_that_grows_with_the_table(backend: Backend) -> None:
     """A table for 2^24 tokens, whose contiguous copy would take 137 GB: three tokens of it are visible."""
-    with new_pool(backend, KVGeometry(4, 64, 8, 128)) as pool:
+    with new_pool(backend, geometry(num_kv_heads=8, head_dim=128)) as pool:
         put_values(backend, pool, [slot(pool, 1, t) for t in range(3)], [1, 2, 6])
-        table = np.full((1, 2**18), -1, np.int32)
+        table = np.full((1, 2**20), -1, np.int32)
         table[0, 0] = 1 + pool.first_block
         q = backend.to_device(np.ones((1, 8, 128), np.float32))
-        out = backend.paged_decode(q, pool, 0, table, int32(3), table_len=2**18)
+        out = backend.paged_decode(q, pool, 0, table, int32(3), table_len=2**20)
         np.testing.assert_allclose(backend.to_host(out), 3.0, rtol=1e-6)
 
 
@@ -114,7 +129,7 @@ def test_direct_needs_no_memory_that_grows_with_the_table(backend: Backend) -> N
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, dim: int, path: str, dtype: str) -> None:
-    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "block_size": 16}
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype}
     with scene(backend, LENGTHS, heads=heads, **sizes) as s:
         out, lse = s.decode(path=path)
         for size in (1, 3, 8):
@@ -130,9 +145,12 @@ def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, di
 def test_neighbours_padding_and_table_width_change_nothing(backend: Backend, data: st.DataObject) -> None:
     """Any bucket, any order, padded rows whose q and table are garbage, any width: the same bits for every live row."""
     draw = data.draw
-    heads, kv_heads, dim = draw(st.sampled_from(GEOMETRIES))
-    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim, "block_size": draw(st.sampled_from([1, 5, 16]))}
-    params = draw(st.sampled_from(PARAMS))
+    heads, kv_heads, dim = draw(
+        st.sampled_from([g for g in GEOMETRIES if backend.capabilities.allows("head_dims", g[2])])
+    )
+    sizes: Sizes = {"num_kv_heads": kv_heads, "head_dim": dim}
+    sizes["block_size"] = draw(claimed(backend, "block_sizes", (1, 5, 16)))
+    params = draw(st.sampled_from(asked(backend)))
     lengths = draw(st.lists(st.integers(1, 40) | st.just(600), min_size=2, max_size=4))
     with scene(backend, lengths, heads=heads, **sizes) as s:
         alone = [s.rows(b).decode(**params) for b in range(len(s.visible))]
@@ -153,8 +171,8 @@ def test_neighbours_padding_and_table_width_change_nothing(backend: Backend, dat
 
 @pytest.mark.clause("D5", "D11")
 def test_a_query_among_several_equals_the_query_alone(backend: Backend) -> None:
-    with scene(backend, (530, 4, 17), heads=6, head_dim=40, query_len=5) as s:
-        for params in PARAMS:
+    with scene(backend, (530, 4, 17), heads=6, query_len=5) as s:
+        for params in asked(backend):
             out, lse = s.decode(**params)
             for t in range(5):
                 visible = np.maximum(s.visible - (4 - t), 0)
@@ -166,7 +184,7 @@ def test_a_query_among_several_equals_the_query_alone(backend: Backend) -> None:
 
 @pytest.mark.clause("D5")
 def test_repeats_give_the_same_bits(backend: Backend) -> None:
-    with scene(backend, (4097, 1500, 700, 3), heads=8, num_kv_heads=2, head_dim=128, block_size=16) as s:
+    with scene(backend, (4097, 1500, 700, 3), heads=8, num_kv_heads=2, head_dim=128) as s:
         out, lse = s.decode()
         for _ in range(10):
             again, again_lse = s.decode()
@@ -180,7 +198,7 @@ def test_repeats_give_the_same_bits(backend: Backend) -> None:
 @pytest.mark.clause("D7", "W3", "C9")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_no_host_read_and_no_sync(backend: Backend, path: str) -> None:
-    with scene(backend, (9, 0, 5)) as s:
+    with scene(backend, (17, 0, 5)) as s:
         s.table[0, 1] = -1
         q, table, visible = (backend.to_device(x) for x in (s.q, s.table, s.visible))
         counters = backend.counters
@@ -195,10 +213,10 @@ def test_no_host_read_and_no_sync(backend: Backend, path: str) -> None:
 
 def partial(backend: Backend, values: list[float], *, path: str = "direct") -> tuple[Any, Any]:
     """Attention over equal keys (score 0) with these values, as device arrays; its LSE is ln of their number."""
-    with new_pool(backend, KVGeometry(3, 4, 1, 4)) as pool:
+    with new_pool(backend, geometry(num_blocks=3, num_kv_heads=1)) as pool:
         if values:
             put_values(backend, pool, [slot(pool, 0, t) for t in range(len(values))], values)
-        q = backend.to_device(np.zeros((1, 2, 4), np.float32))
+        q = backend.to_device(np.zeros((1, 2, HEAD_DIM), np.float32))
         table = int32([pool.first_block])
         out, lse = backend.paged_decode(q, pool, 0, table, int32(len(values)), table_len=1, path=path, return_lse=True)
     return out, lse
@@ -223,7 +241,7 @@ def test_empty_parts_weigh_nothing_whatever_they_hold(backend: Backend) -> None:
     some, none = partial(backend, [1, 5]), partial(backend, [])
     assert np.isneginf(backend.to_host(none[1])).all()
     for garbage in (0.0, 123.0, np.nan, np.inf):
-        empty = backend.to_device(np.full((1, 2, 4), garbage, np.float32))
+        empty = backend.to_device(np.full((1, 2, HEAD_DIM), garbage, np.float32))
         for order in (0, 1):
             parts = [(some[0], some[1]), (empty, none[1])]
             outs, lses = zip(*(parts if order else parts[::-1]), strict=True)
@@ -241,13 +259,13 @@ def test_empty_parts_weigh_nothing_whatever_they_hold(backend: Backend) -> None:
 def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, data: st.DataObject) -> None:
     """Cut a table anywhere, empty parts included: the merge is attention over all of it, for every query of T."""
     draw = data.draw
-    block_size, columns = 4, draw(st.integers(1, 9))
-    with scene(backend, [block_size * columns] * 2, heads=4, dtype=dtype, block_size=block_size) as s:
+    columns = draw(st.integers(1, 9))
+    with scene(backend, [BLOCK_SIZE * columns] * 2, heads=4, dtype=dtype) as s:
         cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=3)))
         ends = [0, *cuts, columns]
         outs, lses = [], []
         for low, high in pairwise(ends):
-            visible = np.full(2, (high - low) * block_size, np.int32)
+            visible = np.full(2, (high - low) * BLOCK_SIZE, np.int32)
             part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
             out, lse = part.decode()
             outs.append(backend.to_device(out))

@@ -14,6 +14,8 @@ from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, In
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    HEAD_DIM,
     Scene,
     geometry,
     int32,
@@ -42,15 +44,15 @@ def page_values(backend: Backend, pool: Pool) -> None:
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_int32_and_host_int64_tables_are_taken(backend: Backend, dtype: Any, marked: bool) -> None:
-    with new_pool(backend, geometry(num_blocks=5, block_size=2)) as pool:
+    with new_pool(backend, geometry(num_blocks=5)) as pool:
         page_values(backend, pool)
         host = np.array([[1, 2]], dtype) + pool.first_block
         device = backend.to_device(host)
         for table in (host, device):
             given_as = BlockTable(table, physical=True) if marked else table
-            got = mean_of_values(backend, pool, given_as, [4], table_len=2)
+            got = mean_of_values(backend, pool, given_as, [32], table_len=2)
             assert got[0] == 1.5
-            assert mean_of_values(backend, pool, given_as, [4], table_len=2, path="gather")[0] == 1.5
+            assert mean_of_values(backend, pool, given_as, [32], table_len=2, path="gather")[0] == 1.5
 
 
 @pytest.mark.refuses("D1")
@@ -107,7 +109,7 @@ def test_int64_values_that_do_not_fit_are_refused(backend: Backend, table: int) 
 @pytest.mark.case("I03", "I08")
 def test_any_row_and_column_stride_of_a_table(backend: Backend) -> None:
     """Slices of a wider table, on the host and on the device, and a transposed one."""
-    with scene(backend, (9, 5, 16), block_size=4, extra_width=0) as s:
+    with scene(backend, (33, 17, 64), extra_width=0) as s:
         want, want_lse = s.decode()
         width = s.table.shape[1]
         wide = np.full((3, 3 * width + 5), 10**6, np.int32)
@@ -131,8 +133,9 @@ def test_any_row_and_column_stride_of_a_table(backend: Backend) -> None:
 
 
 @pytest.mark.clause("D1", "D11")
-def test_strided_q_and_visible(backend: Backend) -> None:
-    with scene(backend, (9, 5, 16), heads=4, query_len=2) as s:
+@pytest.mark.parametrize("query_len", [1, 2])
+def test_strided_q_and_visible(backend: Backend, query_len: int) -> None:
+    with scene(backend, (33, 17, 64), heads=4, query_len=query_len) as s:
         want, _ = s.decode()
         turned = backend.xp.permute(backend.to_device(np.ascontiguousarray(s.q.transpose(1, 2, 0, 3))), (2, 0, 1, 3))
         doubled = backend.to_device(np.repeat(s.visible, 2))[::2]
@@ -143,17 +146,17 @@ def test_strided_q_and_visible(backend: Backend) -> None:
 @pytest.mark.case("I08")
 @pytest.mark.parametrize("width", [3, 4, 5, 7, 64])
 def test_any_table_width(backend: Backend, width: int) -> None:
-    with new_pool(backend, KVGeometry(8, 2, 1, 4)) as pool:
+    with new_pool(backend, geometry(num_blocks=8, num_kv_heads=1)) as pool:
         page_values(backend, pool)
         table = np.full((2, width), 10**6, np.int32)
         table[:, :3] = np.array([[1, 2, 3], [4, 5, 6]]) + pool.first_block
         for table_len in {3, width}:
-            got = mean_of_values(backend, pool, table, [6, 5], table_len=table_len)
+            got = mean_of_values(backend, pool, table, [48, 40], table_len=table_len)
             np.testing.assert_allclose(got, [2.0, 4.8], rtol=1e-6)
-    with new_pool(backend, KVGeometry(8, 2, 1, 4)) as pool:
+    with new_pool(backend, geometry(num_blocks=8, num_kv_heads=1)) as pool:
         page_values(backend, pool)
         for narrow in (1, 2):
-            got = mean_of_values(backend, pool, int32([4, 5][:narrow]) + pool.first_block, [2 * narrow])
+            got = mean_of_values(backend, pool, int32([4, 5][:narrow]) + pool.first_block, [BLOCK_SIZE * narrow])
             assert got[0] == (4.0 if narrow == 1 else 4.5)
 
 
@@ -161,14 +164,14 @@ def test_any_table_width(backend: Backend, width: int) -> None:
 @pytest.mark.case("I07")
 def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
     """Pages [7] and [1, 2, 3]: as rows of a table 7.0 and 2.0; packed in one line they are no table."""
-    with new_pool(backend, KVGeometry(9, 2, 1, 4)) as pool:
+    with new_pool(backend, geometry(num_blocks=9, num_kv_heads=1)) as pool:
         page_values(backend, pool)
         first = pool.first_block
         got = mean_of_values(
-            backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [2, 6]
+            backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [16, 48]
         )
         np.testing.assert_array_equal(got, [7.0, 2.0])
-        q = backend.to_device(np.zeros((2, 1, 4), np.float32))
+        q = backend.to_device(np.zeros((2, 1, HEAD_DIM), np.float32))
         ragged = int32(7, 1, 2, 3)
         for table, says in (
             (ragged, r"block table: got shape \(4,\), expected 2-D"),
@@ -178,7 +181,7 @@ def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
             (ragged[None, None], r"block table: got shape \(1, 1, 4\), expected 2-D"),
         ):
             with refused(backend, InvalidInput, says, pool):
-                backend.paged_decode(q, pool, 0, table, int32(2, 6), table_len=1)
+                backend.paged_decode(q, pool, 0, table, int32(16, 48), table_len=1)
 
 
 # -- other refusals --------------------------------------------------------------------------------------------------------
@@ -221,23 +224,27 @@ class Late:
         ({"table_len": -1}, InvalidInput, "table_len: got -1"),
         ({"table_len": 2.0}, InvalidInput, "table_len: got 2.0"),
         ({"table_len": None}, InvalidInput, "table_len: got None"),
-        ({"visible": int32(9, 13)}, InvalidInput, r"got 9 to 13, expected 0 to table_len \* block_size = 3 \* 4 = 12"),
+        (
+            {"visible": int32(33, 49)},
+            InvalidInput,
+            r"got 33 to 49, expected 0 to table_len \* block_size = 3 \* 16 = 48",
+        ),
         ({"visible": int32(-1, 5)}, InvalidInput, "visible: got -1 to 5"),
         ({"visible": np.array([2**31 - 1, 0])}, InvalidInput, "visible: got 0 to 2147483647"),
-        ({"visible": int32(9, 5), "table_len": 2}, InvalidInput, r"2 \* 4 = 8"),
+        ({"visible": int32(33, 17), "table_len": 2}, InvalidInput, r"2 \* 16 = 32"),
         ({"visible": int32([9, 5])}, InvalidInput, r"visible: got shape \(1, 2\), expected 1-D"),
         ({"visible": int32(9)}, InvalidInput, "visible: got 1 rows, expected 2 as in q"),
         ({"visible": int32(9, 5, 1)}, InvalidInput, "visible: got 3 rows, expected 2 as in q"),
         ({"path": "Gather"}, InvalidInput, "path: got 'Gather', expected one of direct, gather"),
         ({"path": None}, InvalidInput, "path: got None"),
         ({"params": {"scale": 1.0}}, InvalidInput, "params: got dict, expected AttentionParams"),
-        ({"q": np.zeros((2, 4, 8), np.float32)}, InvalidInput, "q: got ndarray, expected a device array"),
+        ({"q": np.zeros((2, 4, 64), np.float32)}, InvalidInput, "q: got ndarray, expected a device array"),
     ],
 )
 def test_a_wrong_argument_is_refused(
     backend: Backend, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    with scene(backend, (9, 5), block_size=4) as s:
+    with scene(backend, (33, 17)) as s:
         late = Late(s)
         with refused(backend, error, says, s.pool):
             late(**changes)
@@ -248,27 +255,27 @@ def test_a_wrong_argument_is_refused(
 @pytest.mark.parametrize(
     ("shape", "error", "says"),
     [
-        ((2, 3, 8), InvalidLayout, "3 query heads are not a multiple of 2 KV heads"),
-        ((2, 1, 8), InvalidLayout, "1 query heads are not a multiple of 2 KV heads"),
-        ((2, 0, 8), InvalidLayout, "0 query heads"),
-        ((2, 5, 3, 8), InvalidLayout, "3 query heads are not a multiple of 2 KV heads"),
-        ((2, 4, 7), InvalidInput, r"q: got shape \(2, 4, 7\), expected head_dim 8"),
-        ((2, 4, 16), InvalidInput, "expected head_dim 8"),
-        ((2, 0, 4, 8), InvalidInput, "query_len >= 1"),
+        ((2, 3, 64), InvalidLayout, "3 query heads are not a multiple of 2 KV heads"),
+        ((2, 1, 64), InvalidLayout, "1 query heads are not a multiple of 2 KV heads"),
+        ((2, 0, 64), InvalidLayout, "0 query heads"),
+        ((2, 1, 3, 64), InvalidLayout, "3 query heads are not a multiple of 2 KV heads"),
+        ((2, 4, 7), InvalidInput, r"q: got shape \(2, 4, 7\), expected head_dim 64"),
+        ((2, 4, 16), InvalidInput, "expected head_dim 64"),
+        ((2, 0, 4, 64), InvalidInput, "query_len >= 1"),
         ((2, 32), InvalidInput, r"q: got float32\[2, 32\], expected a float \[B, Hq, D\] or"),
-        ((2, 1, 1, 4, 8), InvalidInput, "expected a float"),
-        ((3, 4, 8), InvalidInput, "got 2 rows, expected 3 as in q"),
+        ((2, 1, 1, 4, 64), InvalidInput, "expected a float"),
+        ((3, 4, 64), InvalidInput, "got 2 rows, expected 3 as in q"),
     ],
 )
 def test_a_query_of_the_wrong_shape_is_refused(
     backend: Backend, shape: tuple[int, ...], error: type[Exception], says: str
 ) -> None:
-    with scene(backend, (9, 5), block_size=4) as s:
+    with scene(backend, (33, 17)) as s:
         q = backend.to_device(np.zeros(shape, np.float32))
         with refused(backend, error, says, s.pool):
             call(s, q=q)
-        q = backend.to_device(np.zeros((2, 4, 8), np.int32))
-        with refused(backend, InvalidInput, r"q: got int32\[2, 4, 8\], expected a float", s.pool):
+        q = backend.to_device(np.zeros((2, 4, HEAD_DIM), np.int32))
+        with refused(backend, InvalidInput, r"q: got int32\[2, 4, 64\], expected a float", s.pool):
             call(s, q=q)
 
 
@@ -303,6 +310,7 @@ def test_parameters_out_of_range_are_refused(params: dict[str, Any], says: str) 
         AttentionParams(**params)
 
 
+@pytest.mark.beyond_core
 @pytest.mark.refuses("D9", "D1")
 def test_sinks_of_the_wrong_kind_are_refused(backend: Backend) -> None:
     with scene(backend, (9, 5), heads=4) as s:
@@ -326,7 +334,7 @@ def test_pools_that_are_not_the_backends_are_refused(backend: Backend, another: 
         backend.release(gone)
         late = Late(s)
         loc = WriteLoc.slots(int32(4))
-        rows = backend.to_device(np.zeros((1, 2, 8), np.float32))
+        rows = backend.to_device(np.zeros((1, 2, HEAD_DIM), np.float32))
         with refused(backend, InvalidInput, "a pool of another backend", s.pool):
             late(pool=foreign)
         for pool in (gone, None, "pool"):

@@ -11,6 +11,7 @@ import pytest
 from forebay.specs import Backend, InvalidInput, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
+    HEAD_DIM,
     KV_DTYPES,
     LAYOUTS,
     device_rows,
@@ -38,8 +39,8 @@ HARD = np.array(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dtype: str, kv_dtype: str) -> None:
     """Rows of any float dtype become the nearest value of the pool's, ties to even; equal dtypes keep their bits."""
-    g = geometry(layout, head_dim=len(HARD), dtype=kv_dtype)
-    k = np.broadcast_to(HARD, (2, g.num_kv_heads, len(HARD))).copy()
+    g = geometry(layout, dtype=kv_dtype)
+    k = np.broadcast_to(np.resize(HARD, g.key_dim), (2, g.num_kv_heads, g.key_dim)).copy()
     k[1] *= -1
     device_k = backend.to_device(k, dtype)
     given_k = backend.to_host(device_k).astype(np.float32)
@@ -56,12 +57,14 @@ def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dt
 @pytest.mark.clause("D1", "L3")
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_nan_and_inf_survive_the_door(backend: Backend, kv_dtype: str) -> None:
-    g = geometry(head_dim=6, dtype=kv_dtype)
+    g = geometry(dtype=kv_dtype)
     nan = np.uint32(0x7F800001).view(np.float32)
     special = np.array([np.nan, np.inf, -np.inf, nan, 3.4e38, -3.4e38], np.float32)
     with new_pool(backend, g) as pool:
-        put(backend, pool, [4], np.broadcast_to(special, (1, 2, 6)).copy(), np.zeros((1, 2, 6), np.float32))
-        got = backend.to_host(pool.read(0, WriteLoc.slots(int32(4)))[0])[0, 0]
+        k = np.zeros((1, 2, HEAD_DIM), np.float32)
+        k[..., : len(special)] = special
+        put(backend, pool, [slot(pool, 0)], k, np.zeros_like(k))
+        got = backend.to_host(pool.read(0, WriteLoc.slots(int32(slot(pool, 0))))[0])[0, 0, : len(special)]
         np.testing.assert_array_equal(np.isnan(got), [True, False, False, True, False, False])
         rounded = special if kv_dtype == "float32" else np.array([0, np.inf, -np.inf, 0, np.inf, -np.inf], np.float32)
         np.testing.assert_array_equal(got[[1, 2, 4, 5]], rounded[[1, 2, 4, 5]])
@@ -72,12 +75,12 @@ def test_rows_and_ids_may_be_strided(backend: Backend) -> None:
     """Rows taken out of larger device arrays, ids out of a column: only their values count."""
     g = geometry()
     with new_pool(backend, g) as pool:
-        wide = np.random.default_rng(0).standard_normal((3, 4, 16)).astype(np.float32)
+        wide = np.random.default_rng(0).standard_normal((3, 4, 2 * HEAD_DIM)).astype(np.float32)
         device = backend.to_device(wide)
-        ids = backend.to_device(np.array([[4, 0], [9, 0], [14, 0]], np.int32))[:, 0]
-        pool.write(0, WriteLoc.slots(ids), device[:, ::2, 3:11], device[:, 1:3, ::2])
-        k, v = (backend.to_host(x) for x in pool.read(0, WriteLoc.slots(int32(4, 9, 14))))
-        same_bits(k, np.ascontiguousarray(wide[:, ::2, 3:11]))
+        ids = backend.to_device(np.array([[16, 0], [33, 0], [50, 0]], np.int32))[:, 0]
+        pool.write(0, WriteLoc.slots(ids), device[:, ::2, 3 : 3 + HEAD_DIM], device[:, 1:3, ::2])
+        k, v = (backend.to_host(x) for x in pool.read(0, WriteLoc.slots(int32(16, 33, 50))))
+        same_bits(k, np.ascontiguousarray(wide[:, ::2, 3 : 3 + HEAD_DIM]))
         same_bits(v, np.ascontiguousarray(wide[:, 1:3, ::2]))
 
 
@@ -88,7 +91,7 @@ def test_no_rows_are_a_legal_call(backend: Backend) -> None:
         none = WriteLoc.slots(np.zeros(0, np.int32))
         pool.write(0, none, *device_rows(backend, g, []))
         pool.copy(none, none)
-        assert [backend.to_host(x).shape for x in pool.read(0, none)] == [(0, 2, 8)] * 2
+        assert [backend.to_host(x).shape for x in pool.read(0, none)] == [(0, 2, HEAD_DIM)] * 2
 
 
 @pytest.mark.refuses("W6", "D1", "W3")
@@ -100,14 +103,14 @@ def test_no_rows_are_a_legal_call(backend: Backend) -> None:
         ([4], "got list, expected a WriteLoc"),
         (None, "got NoneType, expected a WriteLoc"),
         (WriteLoc(), "an empty WriteLoc"),
-        (WriteLoc.slots([4]), "slot ids: got list, expected a numpy or device array of int32"),
-        (WriteLoc.slots(4), "slot ids: got int"),
+        (WriteLoc.slots([16]), "slot ids: got list, expected a numpy or device array of int32"),
+        (WriteLoc.slots(16), "slot ids: got int"),
         (WriteLoc.slots(np.array([4], np.uint16)), "slot ids: got numpy uint16, expected int32 or int64"),
         (WriteLoc.slots(np.array([4], np.uint32)), "slot ids: got numpy uint32"),
         (WriteLoc.slots(np.array([4], np.int16)), "slot ids: got numpy int16"),
         (WriteLoc.slots(np.array([4.0])), "slot ids: got numpy float64"),
         (WriteLoc.slots(np.array([True])), "slot ids: got numpy bool"),
-        (WriteLoc.slots(np.array([2**32 + 4])), "slot ids: int64 values 4294967300 to 4294967300 do not fit int32"),
+        (WriteLoc.slots(np.array([2**32 + 16])), "slot ids: int64 values 4294967312 to 4294967312 do not fit int32"),
         (WriteLoc.slots(int32([4])), r"slot ids: got shape \(1, 1\), expected 1-D"),
         (WriteLoc.slots(np.int32(4)), "slot ids: got int32, expected a numpy or device array"),
         (WriteLoc.paged(int32([1]), int32(4), table_len=2), "table_len 2; expected .* at most the table's width"),
@@ -121,17 +124,17 @@ def test_no_rows_are_a_legal_call(backend: Backend) -> None:
             WriteLoc.paged(int32([1]), int32([[0]]), table_len=1),
             r"positions: got shape \(1, 1, 1\), expected 1-D or 2-D",
         ),
-        (WriteLoc.paged(int32([1]), int32(4), table_len=1), "row 0 has slot 16"),
-        (WriteLoc.paged(int32([1]), int32(-2), table_len=1), "row 0 has slot 16"),
-        (WriteLoc.paged(int32([-1]), int32(0), table_len=1), "row 0 has slot 16"),
-        (WriteLoc.paged(int32([4]), int32(0), table_len=1), "row 0 has slot 16"),
+        (WriteLoc.paged(int32([1]), int32(16), table_len=1), "row 0 has slot 64"),
+        (WriteLoc.paged(int32([1]), int32(-2), table_len=1), "row 0 has slot 64"),
+        (WriteLoc.paged(int32([-1]), int32(0), table_len=1), "row 0 has slot 64"),
+        (WriteLoc.paged(int32([4]), int32(0), table_len=1), "row 0 has slot 64"),
     ],
 )
 def test_a_wrong_location_is_refused_at_every_door(backend: Backend, door: str, loc: Any, says: str) -> None:
     g = geometry()
     with new_pool(backend, g) as pool:
-        put_values(backend, pool, [4], [3])
-        good = WriteLoc.slots(int32(5))
+        put_values(backend, pool, [16], [3])
+        good = WriteLoc.slots(int32(17))
         k, v = device_rows(backend, g, [1])
         doors: dict[str, Callable[[], Any]] = {
             "write": lambda: pool.write(0, loc, k, v),
@@ -147,21 +150,21 @@ def test_a_wrong_location_is_refused_at_every_door(backend: Backend, door: str, 
 def test_wrong_rows_and_layers_are_refused(backend: Backend) -> None:
     g = geometry()
     with new_pool(backend, g) as pool:
-        loc = WriteLoc.slots(int32(4, 5))
+        loc = WriteLoc.slots(int32(16, 17))
         k, v = device_rows(backend, g, [1, 2])
-        wide = backend.to_device(np.zeros((2, 2, 9), np.float32))
-        ints = backend.to_device(np.zeros((2, 2, 8), np.int32))
-        flat = backend.to_device(np.zeros((2, 16), np.float32))
+        wide = backend.to_device(np.zeros((2, 2, 65), np.float32))
+        ints = backend.to_device(np.zeros((2, 2, 64), np.int32))
+        flat = backend.to_device(np.zeros((2, 128), np.float32))
         one = device_rows(backend, g, [1])[0]
         for args, says in (
-            ((0, loc, one, v), r"k: got float32\[1, 2, 8\], expected a float \[2, 2, 8\]"),
-            ((0, loc, k, one), r"v: got float32\[1, 2, 8\]"),
-            ((0, loc, wide, v), r"k: got float32\[2, 2, 9\]"),
-            ((0, loc, k, wide), r"v: got float32\[2, 2, 9\]"),
-            ((0, loc, flat, v), r"k: got float32\[2, 16\]"),
-            ((0, loc, ints, v), r"k: got int32\[2, 2, 8\]"),
-            ((0, loc, np.zeros((2, 2, 8), np.float32), v), "k: got ndarray, expected a device array"),
-            ((0, loc, k, np.zeros((2, 2, 8), np.float32)), "v: got ndarray, expected a device array"),
+            ((0, loc, one, v), r"k: got float32\[1, 2, 64\], expected a float \[2, 2, 64\]"),
+            ((0, loc, k, one), r"v: got float32\[1, 2, 64\]"),
+            ((0, loc, wide, v), r"k: got float32\[2, 2, 65\]"),
+            ((0, loc, k, wide), r"v: got float32\[2, 2, 65\]"),
+            ((0, loc, flat, v), r"k: got float32\[2, 128\]"),
+            ((0, loc, ints, v), r"k: got int32\[2, 2, 64\]"),
+            ((0, loc, np.zeros((2, 2, 64), np.float32), v), "k: got ndarray, expected a device array"),
+            ((0, loc, k, np.zeros((2, 2, 64), np.float32)), "v: got ndarray, expected a device array"),
             ((0, loc, None, v), "k: got NoneType"),
             ((0, loc, k), "layout .* needs v"),
             ((1, loc, k, v), "got layer 1, expected 0 to 0"),

@@ -14,9 +14,9 @@ from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import unchanged
 
 MakeEngine = Callable[..., Any]
-PROMPTS = [[3, 4, 5], [7, 8, 9, 10, 11, 12, 13, 14, 15], [20], [21, 22, 23, 24, 25, 26], [30, 31]]
-LENGTHS = (9, 4, 12, 6, 8)
-"""Requests for three slots: the last two begin where others have ended."""
+PROMPTS = [[*range(3, 17)], [*range(7, 37)], [20], [*range(21, 43)], [*range(30, 38)]]
+LENGTHS = (20, 12, 30, 14, 18)
+"""Requests for three slots, each of two or three blocks: the last two begin where others have ended."""
 INPUTS = ("token", "position", "visible", "epoch", "limit", "seed", "table", "stop")
 ROUNDS = 40
 
@@ -41,7 +41,7 @@ def test_every_arm_gives_the_same_tokens(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
 ) -> None:
     for options in ({"arm": "eager"}, {"capture": "off"}, {"capture": "auto"}, {"capture": "auto", "read_behind": 3}):
-        engine = make_engine(backend, block_size=4, **options)
+        engine = make_engine(backend, **options)
         before = backend.counters.replay
         assert generate(engine, runtime) == alone, options
         assert (backend.counters.replay > before) is (options.get("capture") == "auto")
@@ -62,8 +62,8 @@ def test_draws_are_the_same_in_every_arm_and_batch(
 @pytest.mark.clause("C4", "C9")
 def test_a_steady_step_uploads_nothing(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> None:
     """One block is enough for the whole request: from the third step on nothing goes up, and every step is a replay."""
-    engine = make_engine(backend, slots=1, block_size=64)
-    engine.add(PROMPTS[0], runtime.SamplingParams(max_tokens=20, ignore_eos=True))
+    engine = make_engine(backend, slots=1, block_size=32)
+    engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=20, ignore_eos=True))
     for _ in range(4):
         engine.step()
     c = backend.counters
@@ -77,8 +77,8 @@ def test_a_steady_step_uploads_nothing(backend: Backend, make_engine: MakeEngine
 def test_a_table_row_goes_up_when_a_block_is_added_and_only_then(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
 ) -> None:
-    engine = make_engine(backend, slots=1, block_size=4)
-    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=12, ignore_eos=True))
+    engine = make_engine(backend, slots=1)
+    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=LENGTHS[2], ignore_eos=True))
     for _ in range(4):
         engine.step()
     uploads = []
@@ -121,18 +121,18 @@ def test_an_input_that_was_not_seeded_costs_a_reseed_and_no_token(
     name: str,
 ) -> None:
     """The second request of a slot finds one input as the first left it: nothing is released from it, and its tokens are right."""
-    requests = (([3, 4, 5], 6, 1, (9,)), ([40, 41, 42, 43, 44, 45], 5, 2, (11,)))
+    requests = (([*range(3, 15)], 24, 1, (9,)), ([*range(40, 64)], 20, 2, (11,)))
     settings = [
         runtime.SamplingParams(max_tokens=n, seed=seed, stop_token_ids=stop, ignore_eos=True)
         for _, n, seed, stop in requests
     ]
-    prompts = [list(p) for p, *_ in requests]
+    prompts = [p for p, *_ in requests]
     right = [
         list(make_engine(backend, slots=1, arm="eager").generate([p], s)[0].token_ids)
         for p, s in zip(prompts, settings, strict=True)
     ]
     skipped = skip_input(monkeypatch, internals, name)
-    engine = make_engine(backend, slots=1, block_size=4, num_blocks=30)
+    engine = make_engine(backend, slots=1, num_blocks=30)
     got = [list(engine.generate([p], s)[0].token_ids) for p, s in zip(prompts, settings, strict=True)]
     assert skipped
     assert got == right
@@ -146,8 +146,8 @@ def test_a_row_that_does_not_check_writes_nothing(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], damage: str
 ) -> None:
     """Damage to a live row: the step changes no byte of the pool and releases nothing; the tokens are right in the end."""
-    engine = make_engine(backend, slots=1, block_size=64, read_behind=0)
-    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=12, ignore_eos=True))
+    engine = make_engine(backend, slots=1, block_size=32, read_behind=0)
+    request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=LENGTHS[2], ignore_eos=True))
     for _ in range(4):
         engine.step()
     device, known = engine._parts.device, list(request.token_ids)
@@ -180,7 +180,7 @@ def test_a_boundary_goes_on_replaying_or_captures_anew(
     """Where the backend declares it, a boundary releases the trace, runs once and captures on the next step; else nothing of it."""
     with another(**({"recapture_at_boundary": recapture} if backend_name == "sim" else {})) as b:
         declared = b.capabilities.recapture_at_boundary
-        engine = make_engine(b, slots=1, block_size=64)
+        engine = make_engine(b, slots=1, block_size=32)
         once = runtime.SamplingParams(max_tokens=8, ignore_eos=True)
         first = engine.generate([PROMPTS[0]], once)[0].token_ids
         c = b.counters
@@ -195,8 +195,8 @@ def test_offloaded_requests_come_back_with_their_own_rows(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]]
 ) -> None:
     """Too few blocks for all: requests give way, their KV is staged back into blocks that others had, partial ones too."""
-    for num_blocks in (6, 7, 8, 9):
-        engine = make_engine(backend, block_size=4, num_blocks=num_blocks, preempt="offload")
+    for num_blocks in (4, 5, 6):
+        engine = make_engine(backend, num_blocks=num_blocks, preempt="offload")
         staged = backend.counters.launches["stage"]
         assert generate(engine, runtime) == alone
         assert engine.report()["engine"]["restored"] > 0
@@ -209,7 +209,7 @@ def test_offloaded_requests_come_back_with_their_own_rows(
 def test_preempted_requests_are_computed_anew(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], read_behind: int
 ) -> None:
-    engine = make_engine(backend, block_size=4, num_blocks=8, read_behind=read_behind)
+    engine = make_engine(backend, num_blocks=6, read_behind=read_behind)
     assert generate(engine, runtime) == alone
     assert engine.report()["engine"]["preemptions"] > 0
     assert engine.report()["memory"]["blocks_allocated"] == 0

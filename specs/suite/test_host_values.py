@@ -88,16 +88,16 @@ def test_a_poisoned_part_shows_in_the_merge(backend: Backend, poison: float) -> 
 @pytest.mark.clause("D2", "W6")
 def test_counts_stay_at_their_largest_value(backend: Backend) -> None:
     """A device count never wraps, whatever nonsense the device holds in ``visible``."""
-    pool = backend.create_pool(KVGeometry(4, 1, 1, 8))
-    q = backend.to_device(np.zeros((3, 1, 8), np.float32))
-    table = backend.to_device(np.zeros((3, 2), np.int32))
-    visible = backend.to_device(np.full(3, INT32_MAX, np.int32))
+    pool = backend.create_pool(KVGeometry(4, 16, 1, 64))
+    q = backend.to_device(np.zeros((17, 1, 64), np.float32))
+    table = backend.to_device(np.zeros((17, 2), np.int32))
+    visible = backend.to_device(np.full(17, INT32_MAX, np.int32))
     if "numpy" not in backend.name:
         for _ in range(2):
             backend.paged_decode(q, pool, 0, BlockTable(table), visible, table_len=2)
         assert pool.invalid == INT32_MAX
     backend.upload(pool.dropped_buffer, int32(INT32_MAX - 1))
-    rows = backend.to_device(np.zeros((3, 1, 8), np.float32))
+    rows = backend.to_device(np.zeros((3, 1, 64), np.float32))
     pool.write(0, WriteLoc.slots(backend.to_device(int32(99, 99, 99))), rows, rows)
     assert pool.dropped == INT32_MAX
     backend.release(pool)
@@ -112,8 +112,8 @@ def test_parameters_that_float32_or_int32_cannot_hold_are_refused(fields: dict[s
 
 @pytest.mark.clause("W1")
 def test_no_rows_at_all(backend: Backend) -> None:
-    pool = backend.create_pool(KVGeometry(4, 2, 1, 4))
+    pool = backend.create_pool(KVGeometry(4, 16, 1, 64))
     for put in (backend.to_device, np.asarray):
         loc = WriteLoc.paged(put(np.zeros((0, 1), np.int32)), put(np.zeros(0, np.int32)), table_len=1)
-        assert backend.xp.shape(pool.read(0, loc)[0]) == (0, 1, 4)
+        assert backend.xp.shape(pool.read(0, loc)[0]) == (0, 1, 64)
     backend.release(pool)

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from forebay.specs import Backend
 from forebay.specs.suite.kv import (
     BAD_BLOCKS,
+    BLOCK_SIZE,
+    HEAD_DIM,
     LAYOUTS,
+    Params,
     Scene,
+    claimed,
     geometry,
     int32,
     mean_of_values,
@@ -28,8 +32,8 @@ from forebay.specs.suite.kv import (
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_overhanging_table_entry_is_never_read(backend: Backend, layout: str, path: str) -> None:
-    """BS = 4, 6 visible of table [a, b, bad, bad]: the same bits as the two-entry table, nothing counted."""
-    with scene(backend, (6,), layout=layout, block_size=4, extra_width=2) as s:
+    """BS = 16, 24 visible of table [a, b, bad, bad]: the same bits as the two-entry table, nothing counted."""
+    with scene(backend, (24,), layout=layout, extra_width=2) as s:
         want, want_lse = s.rows(0).decode(path=path)
         for bad in (*BAD_BLOCKS, s.pool.geometry.num_blocks, s.pool.geometry.num_blocks + 7, 0):
             s.table[0, 2:] = bad
@@ -48,14 +52,14 @@ def test_an_overhanging_table_entry_is_never_read(backend: Backend, layout: str,
 @pytest.mark.parametrize("host", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_invalid_block_is_zero_rows_that_take_part(backend: Backend, layout: str, host: bool, path: str) -> None:
-    """Values 6 in four tokens, then two tokens of a block that is none: the mean is 4, and one entry is counted."""
+    """Values 6 in sixteen tokens, then eight tokens of a block that is none: the mean is 4, and one entry is counted."""
     with new_pool(backend, geometry(layout), layout) as pool:
-        put_values(backend, pool, [slot(pool, 2, t) for t in range(4)], [6] * 4)
+        put_values(backend, pool, [slot(pool, 2, t) for t in range(BLOCK_SIZE)], [6] * BLOCK_SIZE)
         outside = [-1, -5, -(2**31), 2**31 - 1, 4, 5, 4 + 7, *range(pool.first_block)]
         for count, bad in enumerate(outside, start=1):
             table = int32([2 + pool.first_block, bad])
             table = table if host else backend.to_device(table)
-            got = mean_of_values(backend, pool, table, [6], table_len=2, path=path)
+            got = mean_of_values(backend, pool, table, [24], table_len=2, path=path)
             assert got[0] == pytest.approx(4.0, rel=1e-6)
             assert pool.invalid == count
 
@@ -65,7 +69,9 @@ def test_an_invalid_block_is_zero_rows_that_take_part(backend: Backend, layout: 
 def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.DataObject) -> None:
     draw = data.draw
     lengths = draw(st.lists(st.integers(0, 40) | st.just(530), min_size=1, max_size=4))
-    with scene(backend, lengths, block_size=draw(st.sampled_from([1, 4, 7])), query_len=draw(st.integers(1, 3))) as s:
+    block_size = draw(claimed(backend, "block_sizes", (1, 4, 7)))
+    query_len = draw(claimed(backend, "max_query_len", (1, 2, 3)))
+    with scene(backend, lengths, block_size=block_size, query_len=query_len) as s:
         nb = s.pool.geometry.num_blocks
         bad = [-1, -9, nb, nb + 1, 2**31 - 1, *range(s.pool.first_block)]
         for b in range(len(lengths)):
@@ -83,13 +89,13 @@ def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.Data
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, path: str) -> None:
     """The blocks that are missing count as invalid; a canary of a million tokens is not followed anywhere."""
-    with scene(backend, (12, 12, 12), block_size=4, extra_width=2) as s:
-        s.visible = int32(40, 12, 4097)
+    with scene(backend, (48, 48, 48), extra_width=2) as s:
+        s.visible = int32(160, 48, 4097)
         s.check(path=path)
         s.check(path=path, window=3)
-        before, s.visible = s.pool.invalid, int32(0, 12, 1_000_001)
+        before, s.visible = s.pool.invalid, int32(0, 48, 1_000_001)
         out, lse = s.decode(path=path)
-        assert s.pool.invalid - before == 250_001 - 3
+        assert s.pool.invalid - before == -(-1_000_001 // BLOCK_SIZE) - 3
         assert np.abs(out[2]).max() < 1e-3
         np.testing.assert_allclose(lse[2], np.log(1e6), rtol=1e-3)
 
@@ -98,10 +104,10 @@ def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, pat
 @pytest.mark.case("D03")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_an_empty_row_is_zero_whatever_the_maximum(backend: Backend, path: str) -> None:
-    """Lengths [5, 0] in tables for 8 and for 131,072 tokens: row 1 is 0 with LSE -inf, row 0 has the same bits."""
+    """Lengths [17, 0] in tables for 32 and for 131,072 tokens: row 1 is 0 with LSE -inf, row 0 has the same bits."""
     answers = []
-    for width in (2, 131072 // 4):
-        with scene(backend, (5, 0), block_size=4, extra_width=0) as s:
+    for width in (2, 131072 // BLOCK_SIZE):
+        with scene(backend, (17, 0), extra_width=0) as s:
             wide = np.full((2, width), -1, np.int32)
             wide[:, :2] = s.table[:, :2]
             s.table, s.table_len = wide, width
@@ -118,20 +124,26 @@ def test_an_empty_row_is_zero_whatever_the_maximum(backend: Backend, path: str) 
 @pytest.mark.clause("D3")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_nothing_but_empty_rows(backend: Backend, path: str) -> None:
-    with scene(backend, (0, 0, 0), heads=6, head_dim=33) as s:
-        for params in ({}, {"window": 3}, {"sinks": np.ones(6, np.float32)}, {"softcap": 2.0}):
+    with scene(backend, (0, 0, 0), heads=6) as s:
+        every: dict[str, Params] = {
+            "window": {"window": 3},
+            "sinks": {"sinks": np.ones(6, np.float32)},
+            "softcap": {"softcap": 2.0},
+        }
+        plain: Params = {}
+        for params in (plain, *(params for name, params in every.items() if backend.capabilities.allows(name, True))):
             out, lse = s.decode(path=path, **params)
             assert not out.view(np.uint32).any()
             assert np.isneginf(lse).all()
         s.table, s.table_len = s.table[:, :0], 0
         assert np.isneginf(s.decode(path=path)[1]).all()
         empty, empty_lse = Scene(backend, s.pool, s.q[:0], s.table[:0], s.visible[:0], 0).decode(path=path)
-        assert (empty.shape, empty_lse.shape) == ((0, 1, 6, 33), (0, 1, 6))
+        assert (empty.shape, empty_lse.shape) == ((0, 1, 6, HEAD_DIM), (0, 1, 6))
 
 
 @pytest.mark.clause("D2", "C9")
 def test_invalid_blocks_are_counted_in_pool_and_backend(backend: Backend) -> None:
-    with scene(backend, (9, 9), block_size=4) as s:
+    with scene(backend, (33, 33)) as s:
         s.table[:, 1] = -1
         before = backend.counters.invalid
         s.decode()

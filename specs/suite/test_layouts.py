@@ -12,6 +12,8 @@ from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry, Unsu
 from forebay.specs.geometry import INT32_MAX
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    HEAD_DIM,
     KV_DTYPES,
     LAYOUTS,
     Sizes,
@@ -31,15 +33,17 @@ from forebay.specs.suite.kv import (
 
 @pytest.mark.clause("L1", "L2", "W6")
 @pytest.mark.case("B09")
-@pytest.mark.parametrize(("heads", "block_size"), [(4, 8), (8, 4), (8, 8), (1, 8), (2, 1)])
+@pytest.mark.parametrize(("heads", "block_size"), [(16, 32), (32, 16), (16, 16), (1, 16), (2, 1), (8, 4)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str, heads: int, block_size: int) -> None:
     """One token, head h holding h + 1; heads and block size trade places, so a layout guessed from the shape shows."""
-    g = geometry(layout, num_blocks=3, num_kv_heads=heads, block_size=block_size, head_dim=4)
+    g = geometry(layout, num_blocks=3, num_kv_heads=heads, block_size=block_size)
     offset = block_size // 2
     with new_pool(backend, g, layout) as pool:
         before = oracle.stored(backend, pool, 0)
-        k = np.broadcast_to(np.arange(1, g.num_kv_heads + 1, dtype=np.float32)[None, :, None], (1, g.num_kv_heads, 4))
+        k = np.broadcast_to(
+            np.arange(1, g.num_kv_heads + 1, dtype=np.float32)[None, :, None], (1, g.num_kv_heads, g.key_dim)
+        )
         put(backend, pool, [slot(pool, 1, offset)], k.copy(), -k)
         after = oracle.stored(backend, pool, 0)
         at = (np.array([1 + pool.first_block]), np.array([offset]))
@@ -47,7 +51,7 @@ def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str, heads:
         if layout != "LATENT":
             same_bits(np.ascontiguousarray(oracle.rows_at(layout, after, g, *at)[1]), -k)
         written = sum(int((a.view(np.uint32) != b.view(np.uint32)).sum()) for a, b in zip(before, after, strict=True))
-        assert written == g.num_kv_heads * 4 * (1 if layout == "LATENT" else 2)
+        assert written == g.num_kv_heads * g.key_dim * (1 if layout == "LATENT" else 2)
 
 
 @pytest.mark.clause("L2")
@@ -55,16 +59,32 @@ def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str, heads:
 def test_every_layout_answers_alike(backend: Backend, dtype: str) -> None:
     """The same rows in every layout the backend makes: the same bits."""
     rng = np.random.default_rng(0)
-    k, v = rng.standard_normal((2, 7, 2, 24)).astype(np.float32)
+    k, v = rng.standard_normal((2, 19, 2, HEAD_DIM)).astype(np.float32)
     answers = []
     layouts = [layout for layout in backend.capabilities.layouts if layout != "LATENT"]
     for layout in layouts:
-        with new_pool(backend, geometry(head_dim=24, dtype=dtype), layout) as pool:
-            put(backend, pool, [slot(pool, t // 4 * 2, t % 4) for t in range(7)], k, v)
-            answers.append(decode_bits(backend, pool, pool.first_block, pool.first_block + 2, visible=7))
+        with new_pool(backend, geometry(dtype=dtype), layout) as pool:
+            put(backend, pool, [slot(pool, t // BLOCK_SIZE * 2, t % BLOCK_SIZE) for t in range(19)], k, v)
+            answers.append(decode_bits(backend, pool, pool.first_block, pool.first_block + 2, visible=19))
             assert pool.layout == layout
     for answer in answers[1:]:
         same_bits(answer, answers[0])
+
+
+@pytest.mark.clause("L7")
+def test_manager_blocks_that_are_multiples_of_kernel_blocks(backend: Backend) -> None:
+    """A manager hands out blocks of 32 tokens to a pool of blocks of 16: its table, expanded, finds the rows it wrote."""
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 77, 2, HEAD_DIM)).astype(np.float32)
+    table, token = [3, 1, 4], np.arange(77)
+    slots = np.array(table)[token // 32] * 32 + token % 32
+    answers = []
+    for block_size, blocks in ((32, table), (16, [2 * block + part for block in table for part in range(2)])):
+        with new_pool(backend, geometry(num_blocks=5 * 32 // block_size, block_size=block_size)) as pool:
+            put(backend, pool, slots, k, v)
+            answers.append([decode_bits(backend, pool, *blocks, visible=seen) for seen in (1, 31, 32, 33, 77)])
+    for kernels, managers in zip(*answers, strict=True):
+        same_bits(kernels, managers)
 
 
 @pytest.mark.clause("L2", "B4")
@@ -84,12 +104,12 @@ def test_the_backend_chooses_a_layout_it_supports(backend: Backend) -> None:
         ("nhd", {}, "got 'nhd', expected one of"),
         ("LATENT", {}, "num_kv_heads=2.*expected num_kv_heads=1"),
         ("LATENT", {"num_kv_heads": 1}, "value_head_dim=None; expected num_kv_heads=1 and value_head_dim=Dc"),
-        ("NHD", {"value_head_dim": 4}, "value_head_dim=4 differs from head_dim=8"),
+        ("NHD", {"value_head_dim": 4}, "value_head_dim=4 differs from head_dim=64"),
         ("TOKEN_MAJOR", {}, "belongs to the unified pool"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(backend: Backend, layout: str, sizes: Sizes, says: str) -> None:
-    g = replace(KVGeometry(4, 4, 2, 8), **sizes)
+    g = replace(geometry(), **sizes)
     with refused(backend, InvalidLayout, says):
         backend.create_pool(g, layout)
 
@@ -129,15 +149,26 @@ def test_impossible_sizes_are_refused_with_the_limit(sizes: dict[str, Any], says
 
 
 @pytest.mark.clause("L4")
+def test_a_created_pool_keeps_block_0_for_itself(backend: Backend) -> None:
+    g = geometry()
+    with new_pool(backend, g) as pool:
+        assert (pool.first_block, pool.capacity, pool.num_slots) == (1, 3 * BLOCK_SIZE, 4 * BLOCK_SIZE)
+        put_values(backend, pool, [slot(pool, 0)], [5])
+        assert mean_of_values(backend, pool, int32([1]), [1])[0] == 5
+        assert mean_of_values(backend, pool, int32([0]), [3])[0] == 0
+        assert pool.invalid == 1
+
+
+@pytest.mark.clause("L4")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_block_0_is_the_sink_of_created_pools_only(backend: Backend, layout: str) -> None:
     g = geometry(layout)
     with new_pool(backend, g, layout) as pool:
-        assert (pool.first_block, pool.capacity, pool.num_slots) == (1, 12, 16)
+        assert (pool.first_block, pool.capacity, pool.num_slots) == (1, 48, 64)
         assert mean_of_values(backend, pool, int32([0]), [3])[0] == 0
         assert pool.invalid == 1
     wrapped = backend.wrap_pool(storage(layout, g), layout=layout, geometry=g)
-    assert (wrapped.first_block, wrapped.capacity, wrapped.num_slots) == (0, 16, 16)
+    assert (wrapped.first_block, wrapped.capacity, wrapped.num_slots) == (0, 64, 64)
     put_values(backend, wrapped, [0, 1], [2, 4])
     assert mean_of_values(backend, wrapped, int32([0]), [2])[0] == 3
     assert (wrapped.invalid, wrapped.dropped) == (0, 0)

@@ -18,7 +18,7 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import int32
+from forebay.specs.suite.kv import HEAD_DIM, geometry, int32
 
 
 @pytest.mark.refuses("B6", "C13")
@@ -55,8 +55,8 @@ def test_a_zeroed_update_keeps_its_dtype(backend: Backend, dtype: str) -> None:
 
 @pytest.mark.clause("C9")
 def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> None:
-    pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
-    slots, rows = backend.buffer("slots", int32(2)), backend.buffer("rows", np.ones((1, 1, 2), np.float32))
+    pool = backend.create_pool(geometry(num_kv_heads=1))
+    slots, rows = backend.buffer("slots", int32(16)), backend.buffer("rows", np.ones((1, 1, HEAD_DIM), np.float32))
 
     def step(_: Backend) -> Any:
         pool.write(0, WriteLoc.slots(slots.get()), rows.get(), rows.get())
@@ -124,7 +124,7 @@ def test_parts_that_overlap_in_one_store_are_refused_and_interleaved_ones_taken(
 def test_closing_frees_what_is_still_referenced(another: Another) -> None:
     with another() as backend:
         x = backend.buffer("x", int32(1, 2))
-        pool = backend.create_pool(KVGeometry(4, 2, 1, 2))
+        pool = backend.create_pool(geometry(num_kv_heads=1))
     assert not x.live
     assert x.handle is None
     assert not any(buffer.live for buffer in pool.buffers)

@@ -19,12 +19,12 @@ def test_a_replayed_write_lands_where_the_new_map_says(backend: Backend) -> None
     g = geometry()
     with new_pool(backend, g, requires_physical_write_loc=True) as pool:
         mapped = Mapped(backend, pool)
-        mapped.remap([0, 1, 2, 3, 4, 7, 5, 6])
-        ids = backend.buffer("ids", int32(5))
+        mapped.remap([*range(17), 19, 17, 18])
+        ids = backend.buffer("ids", int32(17))
         k, v = device_rows(backend, g, [7])
         rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
         with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc", pool):
-            pool.write(0, WriteLoc.slots(int32(5)), k, v)
+            pool.write(0, WriteLoc.slots(int32(17)), k, v)
 
         def step(b: Backend) -> tuple[dict[Any, Any], dict[str, Any]]:
             pool.write(0, mapped.loc(ids.get()), rows[0].get(), rows[1].get())
@@ -32,13 +32,13 @@ def test_a_replayed_write_lands_where_the_new_map_says(backend: Backend) -> None
 
         segment = Segment("mapped", step, reads=(mapped.map, ids, *rows), pools=(pool,))
         backend.run(segment).get()
-        assert held(backend, pool, [7])[0] == 7
-        assert not np.isin(held(backend, pool, [4, 5, 6]), 7).any()
+        assert held(backend, pool, [19])[0] == 7
+        assert not np.isin(held(backend, pool, [16, 17, 18]), 7).any()
         trace = backend.capture(segment)
-        mapped.remap([0, 1, 2, 3, 4, 6, 5, 7])
+        mapped.remap([*range(17), 18, 17, 19])
         backend.replay(trace).get()
-        assert held(backend, pool, [6])[0] == 7
-        assert not np.isin(held(backend, pool, [4, 5]), 7).any()
+        assert held(backend, pool, [18])[0] == 7
+        assert not np.isin(held(backend, pool, [16, 17]), 7).any()
         backend.release(trace)
         for buffer in (mapped.map, ids, *rows):
             backend.release(buffer)
@@ -51,13 +51,13 @@ def test_reads_and_copies_of_the_same_ids_follow_the_map(backend: Backend) -> No
     g = geometry()
     with new_pool(backend, g, requires_physical_write_loc=True) as pool:
         mapped = Mapped(backend, pool)
-        ids = backend.to_device(int32(4, 5))
+        ids = backend.to_device(int32(16, 17))
         k, v = device_rows(backend, g, [1, 2])
         pool.write(0, mapped.loc(ids), k, v)
-        pool.copy(WriteLoc.slots(int32(5), physical=True), WriteLoc.slots(int32(9), physical=True))
-        mapped.remap([0, 1, 2, 3, 4, 9, 6, 7, 8, 5])
-        pool.write(0, WriteLoc.slots(int32(5), physical=True), *device_rows(backend, g, [99]))
-        assert backend.to_host(mapped.translate(ids)).tolist() == [4, 9]
+        pool.copy(WriteLoc.slots(int32(17), physical=True), WriteLoc.slots(int32(33), physical=True))
+        mapped.remap([*range(17), 33, *range(18, 33), 17])
+        pool.write(0, WriteLoc.slots(int32(17), physical=True), *device_rows(backend, g, [99]))
+        assert backend.to_host(mapped.translate(ids)).tolist() == [16, 33]
         assert backend.to_host(pool.read(0, mapped.loc(ids))[0])[:, 0, 0].tolist() == [1, 2]
         backend.release(mapped.map)
 
@@ -68,7 +68,7 @@ def test_a_step_that_stores_kv_declares_its_pool_and_marks_its_ids(backend: Back
     """Run or captured, a write inside a step is checked as any other: an undeclared pool, or unmarked ids, change no byte."""
     g = geometry()
     with new_pool(backend, g, requires_physical_write_loc=True) as pool:
-        ids = backend.buffer("ids", int32(5))
+        ids = backend.buffer("ids", int32(17))
         k, v = device_rows(backend, g, [7])
         rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
 

@@ -12,15 +12,15 @@ from forebay.specs.suite.kv import int32
 @pytest.mark.clause("D6")
 def test_one_request_in_one_block(backend: Backend) -> None:
     """Two rows written through the door, one after the other, equal keys: the mean of their values."""
-    pool = backend.create_pool(KVGeometry(3, 4, 1, 4))
-    rows = np.ones((2, 1, 4), np.float32)
+    pool = backend.create_pool(KVGeometry(3, 16, 1, 64))
+    rows = np.ones((2, 1, 64), np.float32)
     values = np.array([1, 3], np.float32)[:, None, None] * rows
-    for i, slot in enumerate((4, 5)):
+    for i, slot in enumerate((16, 17)):
         k, v = (backend.to_device(x[i : i + 1]) for x in (rows, values))
         pool.write(0, WriteLoc.slots(int32(slot), physical=True), k, v)
-    q = backend.to_device(np.ones((1, 1, 4), np.float32))
+    q = backend.to_device(np.ones((1, 1, 64), np.float32))
     out = backend.paged_decode(q, pool, 0, backend.to_device(int32([1])), backend.to_device(int32(2)), table_len=1)
     np.testing.assert_allclose(backend.to_host(out), 2.0, rtol=1e-6)
-    k, _ = pool.read(0, WriteLoc.slots(int32(4, 5), physical=True))
+    k, _ = pool.read(0, WriteLoc.slots(int32(16, 17), physical=True))
     np.testing.assert_array_equal(backend.to_host(k), rows)
     backend.release(pool)

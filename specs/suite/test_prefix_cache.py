@@ -105,15 +105,15 @@ def test_an_engine_reuses_what_it_has_computed_and_copies_before_it_writes(
     backend: Backend, make_engine: Callable[..., Any], runtime: ModuleType
 ) -> None:
     """Prompts with a common beginning, then two samples of one prompt: the tokens of an engine that shares nothing."""
-    prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 12, 13], [3, 4, 5, 6, 99]]
+    prompts = [[*range(3, 38)], [*range(3, 35), 90, 91], [*range(3, 19), 99]]
     params = runtime.SamplingParams(max_tokens=5, ignore_eos=True)
-    plain = [r.token_ids for r in make_engine(backend, block_size=4).generate(prompts, params)]
-    engine = make_engine(backend, block_size=4, prefix_reuse=True)
+    plain = [r.token_ids for r in make_engine(backend).generate(prompts, params)]
+    engine = make_engine(backend, prefix_reuse=True)
     shared = [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
     assert shared == plain
-    assert engine.report()["engine"]["reused_tokens"] == 8 + 4
-    fork = prompts[0][:6]
-    (alone,) = make_engine(backend, block_size=4, slots=1).generate([fork], params)
+    assert engine.report()["engine"]["reused_tokens"] == 32 + 16
+    fork = prompts[0][:22]
+    (alone,) = make_engine(backend, slots=1).generate([fork], params)
     (twice,) = engine.generate([fork], runtime.SamplingParams(max_tokens=5, ignore_eos=True, n=2))
     assert [r.token_ids for r in twice.samples] == [alone.token_ids] * 2
     assert engine.report()["engine"]["block_copies"] >= 1

@@ -10,10 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import Backend, CaptureViolation, InvalidInput, KVGeometry, Segment, WriteLoc
+from forebay.specs import Backend, CaptureViolation, InvalidInput, Segment, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.attention import Array
-from forebay.specs.suite.kv import KV_DTYPES, LAYOUTS, int32, new_pool, put_values, same_bits, slot, unchanged
+from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    HEAD_DIM,
+    KV_DTYPES,
+    LAYOUTS,
+    claimed,
+    geometry,
+    int32,
+    new_pool,
+    put_values,
+    same_bits,
+    slot,
+    unchanged,
+)
 from forebay.specs.suite.steps import copies, decoder, everything, same_emits, warm_trace
 
 
@@ -32,7 +45,7 @@ def test_replay_equals_run_step_after_step(backend: Backend, layout: str, dtype:
         11: [("seat", 1, 7, [3, 10, 7])],
         15: [("clear", 3), ("seat", 3, 3, [2, 9, 4, 8], 6)],
     }
-    for step in range(20):
+    for step in range(36):
         for act, *arguments in agenda.get(step, ()):
             for d in (ran, replayed):
                 getattr(d, act)(*arguments)
@@ -49,8 +62,8 @@ def test_replay_equals_run_step_after_step(backend: Backend, layout: str, dtype:
 @given(data=st.data())
 def test_any_schedule_replays_as_it_runs(backend: Backend, data: st.DataObject) -> None:
     draw = data.draw
-    bucket, block_size = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    layout, path = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(["direct", "gather"]))
+    bucket, block_size = draw(st.integers(1, 4)), draw(claimed(backend, "block_sizes", range(1, 6)))
+    layout, path = draw(claimed(backend, "layouts", LAYOUTS)), draw(st.sampled_from(["direct", "gather"]))
     window, seed = draw(st.none() | st.integers(1, 9)), draw(st.integers(0, 99))
     ran, replayed = (
         decoder(
@@ -94,7 +107,7 @@ def test_a_bucket_is_the_first_rows(backend: Backend) -> None:
         d = decoder(backend, bucket=bucket)
         trace = warm_trace(d)
         d.seat(row, 5, [3, 1, 7])
-        steps = [copies(backend.replay(trace)) for _ in range(10)]
+        steps = [copies(backend.replay(trace)) for _ in range(20)]
         results.append([{name: value[row] for name, value in step.items()} for step in steps])
         backend.release(trace)
         d.close()
@@ -112,10 +125,10 @@ def test_direct_equals_gather_inside_a_captured_step(backend: Backend) -> None:
         d.seat(0, 5, [3, 1, 7])
         d.seat(2, 9, [4, 2, 11])
     launched = Counter(backend.counters.launches)
-    for _ in range(11):
+    for _ in range(20):
         same_emits(*(backend.replay(trace).get() for trace in traces))
-    assert backend.counters.launches["gather"] - launched["gather"] == 11
-    assert backend.counters.launches["paged_decode"] - launched["paged_decode"] == 22
+    assert backend.counters.launches["gather"] - launched["gather"] == 20
+    assert backend.counters.launches["paged_decode"] - launched["paged_decode"] == 40
     for trace, d in zip(traces, (direct, gather), strict=True):
         backend.release(trace)
         d.close()
@@ -128,12 +141,12 @@ def test_a_steady_replay_is_host_free(backend: Backend) -> None:
     d.seat(0, 5, [3, 1, 7, 2])
     c = backend.counters
     before = (c.uploads, c.upload_bytes, c.downloads, c.syncs, c.run, c.capture)
-    tickets = [backend.replay(trace) for _ in range(12)]
+    tickets = [backend.replay(trace) for _ in range(20)]
     assert (c.uploads, c.upload_bytes, c.downloads, c.syncs, c.run, c.capture) == before
     chosen = [int(ticket.get()["chosen"][0]) for ticket in tickets]
-    assert c.downloads == before[2] + 12
+    assert c.downloads == before[2] + 20
     assert [int(ticket.get()["token"][0]) for ticket in tickets] == [5, *chosen[:-1]]
-    assert c.downloads == before[2] + 12
+    assert c.downloads == before[2] + 20
     backend.release(trace)
     d.close()
 
@@ -195,17 +208,17 @@ class Writer:
 @pytest.mark.case("A01", "A11")
 @pytest.mark.parametrize("how", ["run", "replay"])
 def test_a_captured_write_takes_its_ids_from_a_buffer(backend: Backend, how: str) -> None:
-    with new_pool(backend, KVGeometry(5, 4, 1, 2)) as pool:
+    with new_pool(backend, geometry(num_blocks=5, num_kv_heads=1)) as pool:
         write = Writer(backend, pool)
         last = pool.num_slots - 1
         assert write([last, -1, -1, -1], [7, 9, 9, 9], how).tolist() == [7, 0, 0, 0]
-        assert write([4, 5, -1, -1], [1, 2, 99, 99], how).tolist() == [1, 2, 0, 0]
+        assert write([16, 17, -1, -1], [1, 2, 99, 99], how).tolist() == [1, 2, 0, 0]
         assert write([-1, -1, last + 1, -2], [99, 99, 99, 99], how).tolist() == [0, 0, 0, 0]
-        assert write([0, 2**31 - 1, 6, -1], [99, 99, 3, 99], how).tolist() == [0, 0, 3, 0]
+        assert write([0, 2**31 - 1, 18, -1], [99, 99, 3, 99], how).tolist() == [0, 0, 3, 0]
         k = oracle.stored(backend, pool, 0)
-        every = np.arange(20)
-        got = oracle.rows_at(pool.layout, k, pool.geometry, every // 4, every % 4)[0][:, 0, 0]
-        assert {int(i): got[i] for i in every if np.isfinite(got[i])} == {4: 1, 5: 2, 6: 3, last: 7}
+        every = np.arange(pool.num_slots)
+        got = oracle.rows_at(pool.layout, k, pool.geometry, every // BLOCK_SIZE, every % BLOCK_SIZE)[0][:, 0, 0]
+        assert {int(i): got[i] for i in every if np.isfinite(got[i])} == {16: 1, 17: 2, 18: 3, last: 7}
         assert pool.dropped == 8
         write.close()
 
@@ -215,8 +228,8 @@ def test_a_captured_write_takes_its_ids_from_a_buffer(backend: Backend, how: str
 @pytest.mark.case("A11")
 def test_a_cache_first_made_inside_the_capture_is_refused(backend: Backend) -> None:
     """Storage that does not exist before capture is refused by name; made before, each replay lands and stays."""
-    g = KVGeometry(3, 4, 1, 2)
-    rows = backend.buffer("rows", np.ones((1, 1, 2), np.float32))
+    g = geometry(num_blocks=3, num_kv_heads=1)
+    rows = backend.buffer("rows", np.ones((1, 1, HEAD_DIM), np.float32))
     lazy: dict[str, Any] = {}
 
     def first_write(b: Backend) -> Any:
@@ -229,14 +242,14 @@ def test_a_cache_first_made_inside_the_capture_is_refused(backend: Backend) -> N
         with pytest.raises(CaptureViolation, match="create_pool inside Segment lazy"):
             act(segment)
     backend.release(rows)
-    with new_pool(backend, KVGeometry(5, 4, 1, 2)) as pool:
+    with new_pool(backend, geometry(num_blocks=5, num_kv_heads=1)) as pool:
         write = Writer(backend, pool)
-        assert write([4, -1, -1, -1], [1, 0, 0, 0], "replay")[0] == 1
-        k = backend.to_host(pool.read(0, WriteLoc.slots(int32(4, 5)))[0])
+        assert write([16, -1, -1, -1], [1, 0, 0, 0], "replay")[0] == 1
+        k = backend.to_host(pool.read(0, WriteLoc.slots(int32(16, 17)))[0])
         assert k[0, 0, 0] == 1
         assert not np.isfinite(k[1]).any()
-        write([5, -1, -1, -1], [2, 0, 0, 0], "replay")
-        assert backend.to_host(pool.read(0, WriteLoc.slots(int32(4, 5)))[0])[:, 0, 0].tolist() == [1, 2]
+        write([17, -1, -1, -1], [2, 0, 0, 0], "replay")
+        assert backend.to_host(pool.read(0, WriteLoc.slots(int32(16, 17)))[0])[:, 0, 0].tolist() == [1, 2]
         write.close()
 
 
@@ -245,9 +258,14 @@ class Attention:
 
     def __init__(self, backend: Backend, *, bucket: int, rows: int, path: str = "direct") -> None:
         self.backend = backend
-        self.pool = backend.create_pool(KVGeometry(8, 4, 1, 2))
-        put_values(backend, self.pool, [slot(self.pool, b, t) for b in range(7) for t in range(4)], range(28))
-        self.q = backend.buffer("q", np.zeros((rows, 1, 2), np.float32))
+        self.pool = backend.create_pool(geometry(num_blocks=8, num_kv_heads=1))
+        put_values(
+            backend,
+            self.pool,
+            [slot(self.pool, b, t) for b in range(7) for t in range(BLOCK_SIZE)],
+            range(7 * BLOCK_SIZE),
+        )
+        self.q = backend.buffer("q", np.zeros((rows, 1, HEAD_DIM), np.float32))
         self.table = backend.buffer("table", np.full((rows, 3), 10**6, np.int32))
         self.visible = backend.buffer("visible", np.zeros(rows, np.int32))
 
@@ -269,7 +287,7 @@ class Attention:
 @pytest.mark.case("A04")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_a_bucket_larger_than_the_live_rows(backend: Backend, path: str) -> None:
-    """Lengths [5, 1, 8] in a bucket of 4 out of 6 rows of state: canaries in the padded row and behind it are not followed."""
+    """Lengths [17, 1, 32] in a bucket of 4 out of 6 rows of state: canaries in the padded row and behind it are not followed."""
     s = Attention(backend, bucket=4, rows=6, path=path)
     backend.run(s.segment)
     trace = backend.capture(s.segment)
@@ -277,13 +295,14 @@ def test_a_bucket_larger_than_the_live_rows(backend: Backend, path: str) -> None
     table[:, 1:] = s.pool.geometry.num_blocks + 7
     table[0, :2], table[1, 0], table[2, :2] = [1, 2], 3, [4, 5]
     backend.upload(s.table, table)
-    backend.upload(s.visible, int32(5, 1, 8, 0, 10**6, 10**6))
+    backend.upload(s.visible, int32(17, 1, 32, 0, 10**6, 10**6))
     backend.upload(
-        s.q, np.array([0, 0, 0, np.nan, np.nan, np.nan], np.float32)[:, None, None] * np.ones((6, 1, 2), np.float32)
+        s.q,
+        np.array([0, 0, 0, np.nan, np.nan, np.nan], np.float32)[:, None, None] * np.ones((6, 1, HEAD_DIM), np.float32),
     )
     ran, replayed = copies(backend.run(s.segment)), copies(backend.replay(trace))
     same_emits(ran, replayed)
-    np.testing.assert_allclose(replayed["out"][:, 0, 0], [2.0, 8.0, 15.5, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(replayed["out"][:, 0, 0], [8.0, 32.0, 63.5, 0.0], rtol=1e-6)
     assert not replayed["out"][3].view(np.uint32).any()
     assert s.pool.invalid == 0
     backend.release(trace)
@@ -321,11 +340,11 @@ def test_rows_that_become_empty_are_written(backend: Backend, path: str) -> None
     backend.upload(s.table, int32([1, 2, 3], [4, 5, 6], [3, 2, 1], [7, 1, 2]))
     backend.run(s.segment)
     trace = backend.capture(s.segment)
-    for q, visible in ((0, int32(5, 9, 12, 3)), (np.nan, int32(5, 5, 5, 5))):
-        backend.upload(s.q, np.full((4, 1, 2), q, np.float32))
+    for q, visible in ((0, int32(17, 33, 48, 3)), (np.nan, int32(17, 17, 17, 17))):
+        backend.upload(s.q, np.full((4, 1, HEAD_DIM), q, np.float32))
         backend.upload(s.visible, visible)
         backend.replay(trace)
-    backend.upload(s.q, np.zeros((4, 1, 2), np.float32))
+    backend.upload(s.q, np.zeros((4, 1, HEAD_DIM), np.float32))
     backend.upload(s.visible, int32(3, 0, 0, 0))
     first, again = copies(backend.replay(trace)), copies(backend.replay(trace))
     same_emits(first, again)
@@ -339,19 +358,19 @@ def test_rows_that_become_empty_are_written(backend: Backend, path: str) -> None
 @pytest.mark.clause("C3", "D5", "C4")
 @pytest.mark.case("A07")
 @pytest.mark.parametrize("path", ["direct", "gather"])
-@pytest.mark.parametrize(("start", "steps", "block_size"), [(4, 12, 4), (1, 30, 4), (508, 10, 16), (1022, 6, 64)])
+@pytest.mark.parametrize(("start", "steps", "block_size"), [(16, 40, 16), (1, 40, 16), (508, 10, 16), (1022, 6, 32)])
 def test_no_length_is_baked_at_capture(backend: Backend, start: int, steps: int, block_size: int, path: str) -> None:
     """V of token t is t and keys are equal: the output is (n-1)/2 at every length, whatever the length at capture."""
     blocks = -(-(start + steps) // block_size)
-    pool = backend.create_pool(KVGeometry(blocks + 1, block_size, 1, 4))
+    pool = backend.create_pool(geometry(num_blocks=blocks + 1, block_size=block_size, num_kv_heads=1))
     put_values(backend, pool, [slot(pool, t // block_size, t % block_size) for t in range(start)], range(start))
     table = backend.buffer("table", np.arange(1, blocks + 1, dtype=np.int32)[None])
     position = backend.buffer("position", int32(start))
-    q = backend.buffer("q", np.zeros((1, 1, 4), np.float32))
+    q = backend.buffer("q", np.zeros((1, 1, HEAD_DIM), np.float32))
 
     def step(b: Backend) -> Any:
         p = position.get()
-        v = b.xp.reshape(b.xp.repeat(b.xp.reshape(b.xp.astype(p, "float32"), (1, 1)), 4), (1, 1, 4))
+        v = b.xp.reshape(b.xp.repeat(b.xp.reshape(b.xp.astype(p, "float32"), (1, 1)), HEAD_DIM), (1, 1, HEAD_DIM))
         pool.write(0, WriteLoc.paged(table.get(), p, table_len=blocks), q.get(), v)
         out = b.paged_decode(q.get(), pool, 0, table.get(), p + 1, table_len=blocks, path=path)
         return {position: p + 1}, {"out": out, "n": p + 1}

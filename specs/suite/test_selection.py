@@ -36,9 +36,9 @@ def described(name: str, *, kind: Any = "accelerator", usable: bool = True, load
 
 @pytest.fixture
 def manager(internals: ModuleType) -> Any:
-    """The installed plugins and one that is broken."""
+    """The installed plugins and one that is broken, under a name that nobody has installed."""
     made = internals.PluginManager.discover()
-    made.register(Broken(), name="broken", distribution="broken-dist")
+    made.register(Broken(), name="suite_broken", distribution="suite-broken-dist")
     return made
 
 
@@ -50,8 +50,8 @@ def test_one_broken_plugin_breaks_nothing_else(
 ) -> None:
     with open_backend(backend_name, manager=manager) as other:
         assert (other.name, other.mode) == (backend.name, backend.mode)
-    with pytest.raises(BackendUnavailable, match=r"broken-dist.*stale_dep") as caught:
-        open_backend("broken", manager=manager)
+    with pytest.raises(BackendUnavailable, match=r"suite-broken-dist.*stale_dep") as caught:
+        open_backend("suite_broken", manager=manager)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
@@ -70,11 +70,11 @@ def test_discovery_imports_no_vendor_library() -> None:
 @pytest.mark.case("F01", "F03")
 def test_an_explicit_choice_runs_or_fails(open_backend: OpenBackend, manager: Any) -> None:
     """An unknown name lists the known ones; an unusable one says why and what to do; nothing is taken in its place."""
-    manager.register(described("absent", usable=False), distribution="absent-dist")
+    manager.register(described("suite_absent", usable=False), distribution="suite-absent-dist")
     with pytest.raises(UnknownBackend, match=r"nosuch.*known backends:.*cpu"):
         open_backend("nosuch", manager=manager)
     with pytest.raises(BackendUnavailable, match=r"no device found.*plug one in|plug one in.*no device found"):
-        open_backend("absent", manager=manager)
+        open_backend("suite_absent", manager=manager)
 
 
 @pytest.mark.clause("B3")

@@ -19,11 +19,11 @@ from forebay.specs.suite.staging import G, host_kv, stage
 def test_no_host_write_under_capture_but_a_zero_fill(backend: Backend, shadow: Shadow) -> None:
     """A declared Buffer, a reserved one, the shadow's own storage: filled by the replay, not by the capture."""
     k, v = host_kv()
-    stage(backend, k, v, shadow, [0], [1], 4)
+    stage(backend, k, v, shadow, [0], [1], 16)
     kept = backend.buffer("kept", np.ones(3, np.float32))
     spare = backend.reserve("spare", (2, 3), "float32")
     for attempt in (
-        lambda b: stage(b, k, v, shadow, [1], [2], 4),
+        lambda b: stage(b, k, v, shadow, [1], [2], 16),
         lambda b: b.upload(kept, np.zeros(3, np.float32)),
         lambda b: shadow.invalidate(),
     ):
@@ -37,7 +37,7 @@ def test_no_host_write_under_capture_but_a_zero_fill(backend: Backend, shadow: S
             with unchanged(backend, shadow, kept), pytest.raises(CaptureViolation, match=r"host write|invalidat"):
                 act(Segment("writes", writes, updates=(kept,), pools=(shadow,)))
         assert shadow.version == version
-        shadow.read(0, WriteLoc.slots(int32(4)))
+        shadow.read(0, WriteLoc.slots(int32(16)))
 
     def fills(b: Backend) -> Any:
         b.zero(spare)
@@ -102,26 +102,26 @@ def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str
     """Staged, invalidated, staged anew in part: what is not of the present version is an invalid block or raises."""
     shadow = backend.create_shadow(G)
     put = backend.to_device if where == "device" else (lambda x: x)
-    ones = np.ones((2, 4, 2, 6), np.float32)
+    ones = np.ones((2, G.block_size, 2, G.head_dim), np.float32)
     table = put(int32([1, 2]))
-    assert attend(backend, shadow, table, 8, path) == 0.0
+    assert attend(backend, shadow, table, 32, path) == 0.0
     assert shadow.invalid == 2
-    stage(backend, ones, 6 * ones, shadow, [0, 1], [1, 2], 8)
-    assert attend(backend, shadow, table, 8, path) == 6.0
+    stage(backend, ones, 6 * ones, shadow, [0, 1], [1, 2], 32)
+    assert attend(backend, shadow, table, 32, path) == 6.0
     assert shadow.invalid == 2
     version = shadow.version
     shadow.invalidate()
     assert shadow.version > version
-    assert attend(backend, shadow, table, 8, path) == 0.0
+    assert attend(backend, shadow, table, 32, path) == 0.0
     assert shadow.invalid == 4
-    stage(backend, ones, 4 * ones, shadow, [0], [2], 4)
-    assert attend(backend, shadow, table, 8, path) == 2.0
+    stage(backend, ones, 4 * ones, shadow, [0], [2], 16)
+    assert attend(backend, shadow, table, 32, path) == 2.0
     assert shadow.invalid == 5
-    slots = WriteLoc.slots(put(int32(4, 8)))
-    paged = WriteLoc.paged(table, put(int32([0, 4]).reshape(1, 2)), table_len=2)
+    slots = WriteLoc.slots(put(int32(16, 32)))
+    paged = WriteLoc.paged(table, put(int32([0, 16]).reshape(1, 2)), table_len=2)
     for loc in (slots, paged):
         if where == "host":
-            with refused(backend, StaleShadow, r"slots \[4\] hold no row of version", shadow):
+            with refused(backend, StaleShadow, r"slots \[16\] hold no row of version", shadow):
                 shadow.read(0, loc)
         else:
             dropped = shadow.dropped
@@ -139,23 +139,23 @@ def test_old_rows_of_a_recycled_slot_are_never_read(backend: Backend, where: str
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_old_rows_behind_a_shorter_prefix_are_never_read(backend: Backend, where: str, path: str) -> None:
-    """One row staged into a block that held four of an earlier version, or of an earlier owner: the other three are gone."""
+    """One row staged into a block that held sixteen of an earlier version, or of an earlier owner: the others are gone."""
     put = backend.to_device if where == "device" else (lambda x: x)
-    ones = np.ones((1, 4, 2, 6), np.float32)
+    ones = np.ones((1, G.block_size, 2, G.head_dim), np.float32)
     table = put(int32([1, 0]))
     for invalidate in (True, False):
         shadow = backend.create_shadow(G)
-        stage(backend, ones, 6 * ones, shadow, [0], [1], 4)
+        stage(backend, ones, 6 * ones, shadow, [0], [1], 16)
         if invalidate:
             shadow.invalidate()
         stage(backend, ones, 4 * ones, shadow, [0], [1], 1)
         assert attend(backend, shadow, table, 1, path) == 4.0
         assert shadow.invalid == 0
-        assert attend(backend, shadow, table, 4, path) == 0.0
+        assert attend(backend, shadow, table, 16, path) == 0.0
         assert shadow.invalid == 1
-        rows = WriteLoc.slots(put(int32(4, 5, 7)))
+        rows = WriteLoc.slots(put(int32(16, 17, 31)))
         if where == "host":
-            with refused(backend, StaleShadow, r"slots \[5, 7\] hold no row of version", shadow):
+            with refused(backend, StaleShadow, r"slots \[17, 31\] hold no row of version", shadow):
                 shadow.read(0, rows)
         else:
             assert backend.to_host(shadow.read(0, rows)[1])[:, 0, 0].tolist() == [4.0, 0.0, 0.0]
@@ -167,10 +167,10 @@ def test_old_rows_behind_a_shorter_prefix_are_never_read(backend: Backend, where
 @pytest.mark.refuses("S6")
 def test_layers_are_staged_apart(backend: Backend, shadow: Shadow) -> None:
     k, v = host_kv()
-    stage(backend, k, v, shadow, [0], [1], 4, layer=1)
-    with refused(backend, StaleShadow, "slots .4. hold no row of version", shadow):
-        shadow.read(0, WriteLoc.slots(int32(4)))
-    same_bits(backend.to_host(shadow.read(1, WriteLoc.slots(int32(4)))[0])[0], k[0, 0])
+    stage(backend, k, v, shadow, [0], [1], 16, layer=1)
+    with refused(backend, StaleShadow, "slots .16. hold no row of version", shadow):
+        shadow.read(0, WriteLoc.slots(int32(16)))
+    same_bits(backend.to_host(shadow.read(1, WriteLoc.slots(int32(16)))[0])[0], k[0, 0])
 
 
 @pytest.mark.clause("S6", "C3")
@@ -178,8 +178,8 @@ def test_a_replay_sees_the_present_version(backend: Backend) -> None:
     """Invalidate and stage between replays of one trace: each sees what is staged when it runs."""
     shadow = backend.create_shadow(G)
     table = backend.buffer("table", int32([1]))
-    visible = backend.buffer("visible", int32(4))
-    q = backend.buffer("q", np.zeros((1, 2, 6), np.float32))
+    visible = backend.buffer("visible", int32(16))
+    q = backend.buffer("q", np.zeros((1, 2, G.head_dim), np.float32))
 
     def step(b: Backend) -> Any:
         return {}, {"out": b.paged_decode(q.get(), shadow, 0, table.get(), visible.get(), table_len=1)}
@@ -187,13 +187,13 @@ def test_a_replay_sees_the_present_version(backend: Backend) -> None:
     segment = Segment("shadow", step, reads=(table, visible, q), pools=(shadow,))
     backend.run(segment)
     trace = backend.capture(segment)
-    ones = np.ones((1, 4, 2, 6), np.float32)
+    ones = np.ones((1, G.block_size, 2, G.head_dim), np.float32)
     seen = []
     for value in (3.0, None, 5.0):
         if value is None:
             shadow.invalidate()
         else:
-            stage(backend, ones, value * ones, shadow, [0], [1], 4)
+            stage(backend, ones, value * ones, shadow, [0], [1], 16)
         seen.append(float(backend.replay(trace).get()["out"][0, 0, 0]))
     assert seen == [3.0, 0.0, 5.0]
     backend.release(trace)
@@ -202,8 +202,8 @@ def test_a_replay_sees_the_present_version(backend: Backend) -> None:
 
 @pytest.mark.refuses("S6")
 def test_a_shadow_is_changed_by_staging_alone(backend: Backend, shadow: Shadow) -> None:
-    rows = backend.to_device(np.zeros((1, 2, 6), np.float32))
-    loc = WriteLoc.slots(int32(4))
+    rows = backend.to_device(np.zeros((1, 2, G.head_dim), np.float32))
+    loc = WriteLoc.slots(int32(16))
     with refused(backend, Unsupported, "change it with backend.stage", shadow):
         shadow.write(0, loc, rows, rows)
     with refused(backend, Unsupported, "change it with backend.stage", shadow):

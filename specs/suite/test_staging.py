@@ -119,13 +119,13 @@ def test_a_strided_view_needs_the_callers_word(backend: Backend, shadow: Shadow,
     k_view, v_view = view(k, v)
     for k_given, v_given in ((k_view, v), (k, v_view), (k_view, v_view)):
         with refused(backend, InvalidLayout, r"a non-contiguous view .*pass accept_strided=True", shadow):
-            stage(backend, k_given, v_given, shadow, [0], [1], 4)
-    stage(backend, k_view, v_view, shadow, [3], [1], 4, accept_strided=True)
-    got = content(backend, shadow, 1, 4)
+            stage(backend, k_given, v_given, shadow, [0], [1], 16)
+    stage(backend, k_view, v_view, shadow, [3], [1], 16, accept_strided=True)
+    got = content(backend, shadow, 1, 16)
     same_bits(got[0], np.ascontiguousarray(k_view[3]))
     same_bits(got[1], np.ascontiguousarray(v_view[3]))
-    stage(backend, k[2:4], v[2:4], shadow, [1], [2], 4)
-    same_bits(content(backend, shadow, 2, 4)[0], k[3])
+    stage(backend, k[2:4], v[2:4], shadow, [1], [2], 16)
+    same_bits(content(backend, shadow, 2, 16)[0], k[3])
 
 
 @pytest.mark.clause("S1", "S2")
@@ -135,11 +135,12 @@ def test_special_bits_survive_staging(backend: Backend) -> None:
         ("float32", np.array([0x7FC12345, 0xFF800000, 0x80000000, 1, 0x7F800001, 0x007FFFFF], np.uint32)),
         ("bfloat16", np.array([0x7FC1, 0xFF80, 0x8000, 1, 0x7F81, 0x007F], np.uint16)),
     ):
-        g = KVGeometry(4, 2, 1, 6, dtype=dtype)
+        g = geometry(num_kv_heads=1, dtype=dtype)
         made = backend.create_shadow(g)
-        k = np.broadcast_to(patterns.view(np.float32) if dtype == "float32" else patterns, (1, 2, 1, 6)).copy()
-        stage(backend, k, k[:, ::-1].copy(), made, [0], [3], 2)
-        for got in content(backend, made, 3, 2):
+        row = np.resize(patterns.view(np.float32) if dtype == "float32" else patterns, g.head_dim)
+        k = np.broadcast_to(row, (1, g.block_size, 1, g.head_dim)).copy()
+        stage(backend, k, k[:, ::-1].copy(), made, [0], [3], g.block_size)
+        for got in content(backend, made, 3, g.block_size):
             same_bits(got, np.ascontiguousarray(attention.values(k)[0]))
         backend.release(made)
 
@@ -147,11 +148,11 @@ def test_special_bits_survive_staging(backend: Backend) -> None:
 @pytest.mark.clause("S1", "L2")
 @pytest.mark.refuses("S1")
 def test_latent_kv_is_staged_without_v(backend: Backend) -> None:
-    g = geometry("LATENT", head_dim=9)
+    g = geometry("LATENT")
     with new_pool(backend, g, "LATENT") as pool:
-        k = np.random.default_rng(0).standard_normal((3, 4, 1, 9)).astype(np.float32)
+        k = np.random.default_rng(0).standard_normal((3, g.block_size, 1, g.head_dim)).astype(np.float32)
         with refused(backend, InvalidInput, "layout LATENT keeps V inside K, so pass None", pool):
-            stage(backend, k, k, pool, [0], [1], 4)
+            stage(backend, k, k, pool, [0], [1], 16)
         stage(backend, k, None, pool, [2], [1], 3)
         got = content(backend, pool, 1, 3)
         same_bits(got[0], np.ascontiguousarray(k[2, :3]))
@@ -174,20 +175,20 @@ def test_the_dtype_is_named(backend: Backend, shadow: Shadow) -> None:
         (4, "got 4, expected one of"),
     ):
         with refused(backend, InvalidInput, says, shadow):
-            stage(backend, k, v, shadow, [0], [1], 4, dtype=dtype)
+            stage(backend, k, v, shadow, [0], [1], 16, dtype=dtype)
     for wrong in (k.view(np.uint32), k.view(np.int32), k.astype(np.float64), k.view(np.uint16), k.astype(np.float16)):
         with refused(
             backend, InvalidInput, f"dtype 'float32' named, got numpy {wrong.dtype}; expected float32", shadow
         ):
-            stage(backend, wrong, v, shadow, [0], [1], 4)
+            stage(backend, wrong, v, shadow, [0], [1], 16)
         with refused(backend, InvalidInput, f"v_view: dtype 'float32' named, got numpy {wrong.dtype}", shadow):
-            stage(backend, k, wrong, shadow, [0], [1], 4)
+            stage(backend, k, wrong, shadow, [0], [1], 16)
     untyped: Any = backend.stage  # a type checker would miss the dtype first
     with pytest.raises(TypeError, match="dtype"):
         untyped(k, v, shadow, 0, src_blocks=[0], dst_blocks=[1], tokens=4)
-    half = backend.create_shadow(KVGeometry(8, 4, 2, 6, dtype="bfloat16"))
+    half = backend.create_shadow(geometry(num_blocks=8, dtype="bfloat16"))
     with refused(backend, InvalidInput, r"got numpy float32; expected uint16 \(bfloat16 as uint16 bits\)", half):
-        stage(backend, k, v, half, [0], [1], 4)
+        stage(backend, k, v, half, [0], [1], 16)
     backend.release(half)
 
 
@@ -200,22 +201,22 @@ def test_the_dtype_is_named(backend: Backend, shadow: Shadow) -> None:
         ({"dst": [0]}, InvalidInput, "dst_blocks: got 0 to 0, expected 1 to 7"),
         ({"dst": [8]}, InvalidInput, "dst_blocks: got 8"),
         ({"dst": [-1]}, InvalidInput, "dst_blocks: got -1"),
-        ({"src": [0, 1], "dst": [3, 3], "tokens": 8}, InvalidInput, "names a block twice"),
-        ({"src": [0, 1]}, InvalidInput, "2 source and 1 target blocks for tokens=4 in blocks of 4; expected 1"),
+        ({"src": [0, 1], "dst": [3, 3], "tokens": 32}, InvalidInput, "names a block twice"),
+        ({"src": [0, 1]}, InvalidInput, "2 source and 1 target blocks for tokens=16 in blocks of 16; expected 1"),
         ({"src": [0, 1], "dst": [1, 2]}, InvalidInput, "expected 1 blocks in both"),
-        ({"tokens": 5}, InvalidInput, "tokens=5 in blocks of 4; expected 2"),
+        ({"tokens": 17}, InvalidInput, "tokens=17 in blocks of 16; expected 2"),
         ({"tokens": 0}, InvalidInput, "expected 0 blocks in both"),
         ({"tokens": -1}, InvalidInput, "tokens=-1.*a non-negative int"),
         ({"tokens": 4.0}, InvalidInput, "tokens=4.0"),
         ({"tokens": True}, InvalidInput, "tokens=True"),
         ({"src": [0.5]}, InvalidInput, "src_blocks: got float64"),
         ({"src": [[0]]}, InvalidInput, r"src_blocks: got int64\[1, 1\], expected a list of block ids"),
-        ({"k": np.zeros((6, 4, 2, 5), np.float32)}, InvalidLayout, r"k_view: got shape \(6, 4, 2, 5\)"),
-        ({"k": np.zeros((6, 3, 2, 6), np.float32)}, InvalidLayout, r"expected \[NB, 4, 2, 6\]"),
-        ({"v": np.zeros((6, 2, 4, 6), np.float32)}, InvalidLayout, r"v_view: got shape \(6, 2, 4, 6\)"),
-        ({"v": np.zeros((4, 2, 6), np.float32)}, InvalidLayout, r"v_view: got shape \(4, 2, 6\)"),
+        ({"k": np.zeros((6, 16, 2, 63), np.float32)}, InvalidLayout, r"k_view: got shape \(6, 16, 2, 63\)"),
+        ({"k": np.zeros((6, 15, 2, 64), np.float32)}, InvalidLayout, r"expected \[NB, 16, 2, 64\]"),
+        ({"v": np.zeros((6, 2, 16, 64), np.float32)}, InvalidLayout, r"v_view: got shape \(6, 2, 16, 64\)"),
+        ({"v": np.zeros((16, 2, 64), np.float32)}, InvalidLayout, r"v_view: got shape \(16, 2, 64\)"),
         (
-            {"v": np.zeros((1, 4, 2, 6), np.float32), "src": [1]},
+            {"v": np.zeros((1, 16, 2, 64), np.float32), "src": [1]},
             InvalidInput,
             "src_blocks: got 1 to 1, expected 0 to 0",
         ),
@@ -229,7 +230,7 @@ def test_a_wrong_request_stages_nothing(
     backend: Backend, shadow: Shadow, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     k, v = host_kv()
-    request: dict[str, Any] = {"k": k, "v": v, "src": [0], "dst": [1], "tokens": 4, "layer": 0} | changes
+    request: dict[str, Any] = {"k": k, "v": v, "src": [0], "dst": [1], "tokens": 16, "layer": 0} | changes
     with refused(backend, error, says, shadow):
         stage(
             backend,
@@ -242,7 +243,7 @@ def test_a_wrong_request_stages_nothing(
             layer=request["layer"],
         )
     with pytest.raises(StaleShadow):
-        shadow.read(0, WriteLoc.slots(int32(4)))
+        shadow.read(0, WriteLoc.slots(int32(16)))
 
 
 @pytest.mark.refuses("S1", "B5")
@@ -251,7 +252,7 @@ def test_another_backends_shadow_is_refused(backend: Backend, another: Another) 
     with another() as other:
         foreign = other.create_shadow(G)
         with pytest.raises(InvalidInput, match="a pool of another backend"):
-            stage(backend, k, v, foreign, [0], [1], 4)
+            stage(backend, k, v, foreign, [0], [1], 16)
 
 
 # -- S4 --------------------------------------------------------------------------------------------------------------------
@@ -260,16 +261,16 @@ def test_another_backends_shadow_is_refused(backend: Backend, another: Another) 
 @pytest.mark.clause("S4", "S1")
 def test_host_arrays_may_be_reused_at_once(backend: Backend, shadow: Shadow) -> None:
     """The same host memory carries every block in turn; each consumer sees whole rows."""
-    k, v = (np.empty((1, 4, 2, 6), np.float32) for _ in range(2))
+    k, v = (np.empty((1, G.block_size, 2, G.head_dim), np.float32) for _ in range(2))
     for block in range(1, 8):
         k[:], v[:] = block, -block
-        stage(backend, k, v, shadow, [0], [block], 4)
+        stage(backend, k, v, shadow, [0], [block], 16)
         k[:], v[:] = np.nan, np.inf
-        got = backend.to_host(shadow.read(0, WriteLoc.slots(np.arange(block * 4, block * 4 + 4)))[1])
+        got = backend.to_host(shadow.read(0, WriteLoc.slots(np.arange(block * 16, block * 16 + 16)))[1])
         assert (got == -block).all()
-    q = backend.to_device(np.zeros((7, 2, 6), np.float32))
+    q = backend.to_device(np.zeros((7, 2, G.head_dim), np.float32))
     table = np.arange(1, 8, dtype=np.int32)[:, None]
-    out = backend.to_host(backend.paged_decode(q, shadow, 0, table, int32(*[4] * 7), table_len=1))
+    out = backend.to_host(backend.paged_decode(q, shadow, 0, table, int32(*[16] * 7), table_len=1))
     np.testing.assert_array_equal(out[:, 0, 0], -np.arange(1.0, 8.0, dtype=np.float32))
 
 
@@ -277,9 +278,9 @@ def test_host_arrays_may_be_reused_at_once(backend: Backend, shadow: Shadow) -> 
 def test_staging_counts_what_it_uploads(backend: Backend, shadow: Shadow) -> None:
     k, v = host_kv()
     uploads, nbytes = backend.counters.uploads, backend.counters.upload_bytes
-    stage(backend, k, v, shadow, [0, 1], [1, 2], 5)
+    stage(backend, k, v, shadow, [0, 1], [1, 2], 17)
     assert backend.counters.uploads > uploads
-    assert backend.counters.upload_bytes - nbytes >= 5 * 2 * 6 * 4 * 2
+    assert backend.counters.upload_bytes - nbytes >= 17 * 2 * G.head_dim * 4 * 2
 
 
 @pytest.mark.clause("S1", "W3")
@@ -290,7 +291,7 @@ def test_staging_into_a_pool_that_translates_needs_the_mark(backend: Backend) ->
     blocks = np.array([1], np.int32)
     for bare in ([1], blocks, BlockTable(blocks)):
         with refused(backend, UnmarkedWriteLoc, "physical=True", pool):
-            stage(backend, k, v, pool, [0], bare, 4)
-    stage(backend, k, v, pool, [0], BlockTable(blocks, physical=True), 4)
-    same_bits(backend.to_host(pool.read(0, WriteLoc.slots(int32(4), physical=True))[0])[0], k[0, 0])
+            stage(backend, k, v, pool, [0], bare, 16)
+    stage(backend, k, v, pool, [0], BlockTable(blocks, physical=True), 16)
+    same_bits(backend.to_host(pool.read(0, WriteLoc.slots(int32(16), physical=True))[0])[0], k[0, 0])
     backend.release(pool)

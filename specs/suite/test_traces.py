@@ -14,14 +14,13 @@ from forebay.specs import (
     ColdCapture,
     ForebayError,
     InvalidInput,
-    KVGeometry,
     Segment,
     StaleTrace,
     Trace,
     WriteLoc,
 )
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
+from forebay.specs.suite.kv import HEAD_DIM, LAYOUTS, geometry, int32, new_pool, put_values, same_bits, unchanged
 from forebay.specs.suite.steps import decoder, everything, same_emits
 
 
@@ -115,7 +114,7 @@ def test_close_ends_every_trace(another: Another) -> None:
         segment = Segment("s", lambda b: ({x: x.get() + 1}, {}), updates=(x,))
         other.run(segment)
         trace = other.capture(segment)
-        pool = other.create_pool(KVGeometry(3, 2, 1, 2))
+        pool = other.create_pool(geometry())
     assert not trace.live
     other.close()
     for use in (
@@ -124,7 +123,7 @@ def test_close_ends_every_trace(another: Another) -> None:
         lambda: other.capture(segment),
         lambda: x.get(),
         lambda: other.fetch(x),
-        lambda: pool.read(0, WriteLoc.slots(int32(2))),
+        lambda: pool.read(0, WriteLoc.slots(int32(16))),
         lambda: other.synchronize(),
     ):
         with pytest.raises(ForebayError, match=r"closed|released"):
@@ -173,7 +172,7 @@ def test_a_trace_lists_its_buffers_and_none_is_released_under_it(backend: Backen
 def test_memory_of_a_pool_is_released_with_the_pool(backend: Backend, another: Another) -> None:
     """One Buffer of a pool cannot go alone, and no backend frees another's memory."""
     with new_pool(backend, geometry()) as pool, another() as other:
-        put_values(backend, pool, [4], [3])
+        put_values(backend, pool, [16], [3])
         for buffer in pool.buffers:
             with unchanged(backend, pool), pytest.raises(InvalidInput, match=r"belongs to a pool|release the pool"):
                 backend.release(buffer)
@@ -216,8 +215,8 @@ def test_capturing_changes_no_byte_and_the_replay_is_the_step(backend: Backend, 
 def test_counters_are_exact(backend: Backend, pair: Any) -> None:
     a, _ = pair
     with new_pool(backend, geometry()) as pool:
-        rows = backend.buffer("rows", np.ones((1, 2, 8), np.float32))
-        ids, table, visible = (backend.buffer(n, x) for n, x in (("i", int32(4)), ("t", int32([1])), ("v", int32(1))))
+        rows = backend.buffer("rows", np.ones((1, 2, HEAD_DIM), np.float32))
+        ids, table, visible = (backend.buffer(n, x) for n, x in (("i", int32(16)), ("t", int32([1])), ("v", int32(1))))
 
         def fn(b: Backend) -> Any:
             pool.write(0, WriteLoc.slots(ids.get()), rows.get(), rows.get())
@@ -246,7 +245,7 @@ def test_counters_are_exact(backend: Backend, pair: Any) -> None:
         assert delta(lambda: backend.release(held[1])) == ({}, {})
         with pytest.raises(ColdCapture):
             backend.capture(Segment("cold", nothing))
-        assert delta(lambda: backend.upload(ids, int32(5))) == ({"uploads": 1, "upload_bytes": 4}, {})
+        assert delta(lambda: backend.upload(ids, int32(17))) == ({"uploads": 1, "upload_bytes": 4}, {})
         assert delta(lambda: backend.upload(a, np.ones(2, np.float32), 1)) == ({"uploads": 1, "upload_bytes": 8}, {})
         assert delta(lambda: backend.fetch(a)) == ({"downloads": 1}, {})
         assert delta(lambda: backend.zero(a)) == ({}, {"zero": 1})

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import Backend, Buffer, InvalidInput, KVGeometry, Segment, Trace, WriteLoc
+from forebay.specs import Backend, Buffer, InvalidInput, Segment, Trace, WriteLoc
 from forebay.specs.suite.attention import Array
-from forebay.specs.suite.kv import int32, new_pool, same_bits, unchanged
+from forebay.specs.suite.kv import HEAD_DIM, geometry, int32, new_pool, same_bits, unchanged
 from forebay.specs.suite.steps import copies, same_emits
 
 
@@ -167,12 +167,12 @@ def test_updates_and_emits_of_every_dtype(backend: Backend, dtype: str) -> None:
 @pytest.mark.parametrize("how", ["run", "replay"])
 def test_attention_sees_what_its_own_step_wrote(backend: Backend, how: str) -> None:
     """Write, attend, overwrite, attend, copy, read, zero: each door sees the ones before it."""
-    with new_pool(backend, KVGeometry(3, 4, 1, 2)) as pool:
-        rows = backend.buffer("rows", np.full((1, 1, 2), 2.0, np.float32))
-        ids = backend.buffer("ids", int32(4))
-        other = backend.buffer("other", int32(8))
+    with new_pool(backend, geometry(num_blocks=3, num_kv_heads=1)) as pool:
+        rows = backend.buffer("rows", np.full((1, 1, HEAD_DIM), 2.0, np.float32))
+        ids = backend.buffer("ids", int32(16))
+        other = backend.buffer("other", int32(32))
         table, visible = backend.buffer("table", int32([1])), backend.buffer("visible", int32(1))
-        q = backend.buffer("q", np.zeros((1, 1, 2), np.float32))
+        q = backend.buffer("q", np.zeros((1, 1, HEAD_DIM), np.float32))
 
         def fn(b: Backend) -> Any:
             loc, to = WriteLoc.slots(ids.get()), WriteLoc.slots(other.get())
@@ -197,7 +197,7 @@ def test_attention_sees_what_its_own_step_wrote(backend: Backend, how: str) -> N
         ticket = backend.run(segment) if how == "run" else backend.replay(trace)
         got = {name: float(value.reshape(-1)[0]) for name, value in ticket.get().items()}
         assert got == {"first": 2, "second": 6, "copied": 6, "cleared": 0}
-        assert backend.to_host(pool.read(0, WriteLoc.slots(int32(4, 8)))[1])[:, 0, 0].tolist() == [0, 10]
+        assert backend.to_host(pool.read(0, WriteLoc.slots(int32(16, 32)))[1])[:, 0, 0].tolist() == [0, 10]
         backend.release(trace)
         for buffer in reads:
             backend.release(buffer)

@@ -15,6 +15,7 @@ from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite import attention
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
+    HEAD_DIM,
     HOST_DTYPE,
     KV_DTYPES,
     LAYOUTS,
@@ -29,6 +30,8 @@ from forebay.specs.suite.kv import (
     same_bits,
     storage,
 )
+
+pytestmark = pytest.mark.beyond_core
 
 
 def parts(arrays: Any) -> list[Array]:
@@ -163,7 +166,7 @@ def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -
     g = geometry(layout, dtype=dtype)
     arrays = storage(layout, g)
     pool = backend.wrap_pool(arrays, layout=layout, geometry=g)
-    put_values(backend, pool, [4, 5], [1, 3])
+    put_values(backend, pool, [16, 17], [1, 3])
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 2
     for array in parts(arrays):
         assert np.isfinite(attention.values(array)).sum() in (
@@ -175,15 +178,15 @@ def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -
 
 
 @pytest.mark.clause("L7")
-def test_manager_blocks_that_are_multiples_of_kernel_blocks(backend: Backend) -> None:
-    """A manager hands out blocks of 12 tokens; the pool sees the same memory as blocks of 4, with no multiplier."""
-    k, v = np.random.default_rng(0).standard_normal((2, 5, 12, 2, 8)).astype(np.float32)
-    managed = backend.wrap_pool((k, v), layout="NHD", geometry=KVGeometry(5, 12, 2, 8))
-    views = tuple(x.reshape(15, 4, 2, 8) for x in (k, v))
-    pool = backend.wrap_pool(views, layout="NHD", geometry=KVGeometry(15, 4, 2, 8))
+def test_one_memory_seen_in_two_block_sizes(backend: Backend) -> None:
+    """A manager hands out blocks of 32 tokens; the pool sees the same memory as blocks of 16, with no multiplier."""
+    k, v = np.random.default_rng(0).standard_normal((2, 5, 32, 2, HEAD_DIM)).astype(np.float32)
+    managed = backend.wrap_pool((k, v), layout="NHD", geometry=geometry(num_blocks=5, block_size=32))
+    views = tuple(x.reshape(10, 16, 2, HEAD_DIM) for x in (k, v))
+    pool = backend.wrap_pool(views, layout="NHD", geometry=geometry(num_blocks=10))
     table = [3, 0, 4]
-    expanded = [3 * block + part for block in table for part in range(3)]
-    for visible in (1, 11, 12, 13, 36):
+    expanded = [2 * block + part for block in table for part in range(2)]
+    for visible in (1, 31, 32, 33, 96):
         same_bits(
             decode_bits(backend, pool, *expanded, visible=visible),
             decode_bits(backend, managed, *table, visible=visible),
@@ -193,11 +196,11 @@ def test_manager_blocks_that_are_multiples_of_kernel_blocks(backend: Backend) ->
 
 
 @pytest.mark.refuses("L7", "L1")
-@pytest.mark.parametrize("block_size", [5, 8, 24])
+@pytest.mark.parametrize("block_size", [15, 16, 64])
 def test_another_block_size_than_the_memory_has_is_refused(backend: Backend, block_size: int) -> None:
-    k = np.zeros((5, 12, 2, 8), np.float32)
-    with refused(backend, InvalidLayout, rf"got shape \[5, 12, 2, 8\], layout NHD expects \[5, {block_size}, 2, 8\]"):
-        backend.wrap_pool((k, k.copy()), layout="NHD", geometry=KVGeometry(5, block_size, 2, 8))
+    k = np.zeros((5, 32, 2, HEAD_DIM), np.float32)
+    with refused(backend, InvalidLayout, rf"got shape \[5, 32, 2, 64\], layout NHD expects \[5, {block_size}, 2, 64\]"):
+        backend.wrap_pool((k, k.copy()), layout="NHD", geometry=geometry(num_blocks=5, block_size=block_size))
 
 
 def strided(*strides: int) -> Array:
@@ -242,8 +245,8 @@ def test_memory_that_does_not_fit_is_refused(backend: Backend, arrays: Any, layo
 @pytest.mark.refuses("B4")
 def test_foreign_memory_is_a_capability(backend: Backend) -> None:
     """Works if claimed; refused by name if not."""
-    array = np.zeros((4, 2, 4, 2, 8), np.float32)
-    g = KVGeometry(4, 4, 2, 8)
+    g = geometry()
+    array = np.zeros(storage_shapes("KV2", g)[0], np.float32)
     if not backend.capabilities.addressable:
         with refused(backend, Unsupported, "does not take foreign memory"):
             backend.wrap_pool(array, layout="KV2", geometry=g)

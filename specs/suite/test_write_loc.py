@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from forebay.specs import Backend, Batch, BlockTable, ForebayError, InvalidInput, Pool, UnmarkedWriteLoc, WriteLoc
 from forebay.specs.suite.kv import (
+    HEAD_DIM,
     LAYOUTS,
+    claimed,
     device_rows,
     geometry,
     held,
@@ -64,7 +66,7 @@ def test_a_table_len_that_is_none_is_refused(table_len: Any) -> None:
 @given(data=st.data())
 def test_positions_and_a_table_are_lowered_to_slots(backend: Backend, layout: str, data: st.DataObject) -> None:
     """Any positions ``[B]`` or ``[B, T]`` of any table: rows land in the slots a plain division gives; idle rows nowhere."""
-    g = geometry(layout, num_blocks=9, block_size=data.draw(st.integers(1, 5)), head_dim=3)
+    g = geometry(layout, num_blocks=9, block_size=data.draw(claimed(backend, "block_sizes", range(1, 6))))
     bs = g.block_size
     with new_pool(backend, g, layout) as pool:
         blocks = np.array(data.draw(st.permutations(range(pool.first_block, 9)))[: 2 * 3], np.int32).reshape(2, 3)
@@ -95,16 +97,16 @@ def test_only_the_first_table_len_columns_are_blocks(backend: Backend) -> None:
     g = geometry(num_blocks=6)
     with new_pool(backend, g) as pool:
         table = backend.to_device(int32([1, 2, 3, 4]))
-        before = held(backend, pool, np.arange(24))
-        for position in (8, 11, 12, 15, 16, 100, 2**31 - 1, -2, -(2**31)):
+        before = held(backend, pool, np.arange(pool.num_slots))
+        for position in (32, 47, 48, 63, 64, 400, 2**31 - 1, -2, -(2**31)):
             loc = WriteLoc.paged(table, backend.to_device(int32(position)), table_len=2)
             pool.write(0, loc, *device_rows(backend, g, [5]))
-        same_bits(held(backend, pool, np.arange(24)), before)
+        same_bits(held(backend, pool, np.arange(pool.num_slots)), before)
         assert pool.dropped == 9
         for block in (-1, 6, 13, 2**31 - 1, -(2**31), 0):
-            loc = WriteLoc.paged(backend.to_device(int32([1, block])), backend.to_device(int32(4)), table_len=2)
+            loc = WriteLoc.paged(backend.to_device(int32([1, block])), backend.to_device(int32(16)), table_len=2)
             pool.write(0, loc, *device_rows(backend, g, [5]))
-        same_bits(held(backend, pool, np.arange(24)), before)
+        same_bits(held(backend, pool, np.arange(pool.num_slots)), before)
         assert pool.dropped == 15
 
 
@@ -137,7 +139,7 @@ def test_a_batch_gives_its_mark_to_its_own_ids_only() -> None:
 @pytest.mark.refuses("W3")
 def test_encoder_ids_are_never_marked(backend: Backend) -> None:
     encoder = int32(9)
-    batch = Batch(int32(4), physical=True, encoder_out_loc=encoder)
+    batch = Batch(int32(16), physical=True, encoder_out_loc=encoder)
     cross, own = (WriteLoc.for_layer(batch, Layer(is_cross)) for is_cross in (True, False))
     assert cross.ids is encoder
     assert cross.physical is False
@@ -199,8 +201,8 @@ def test_unmarked_ids_are_refused_at_every_door(backend: Backend, where: str) ->
     with new_pool(backend, geometry(), requires_physical_write_loc=True) as pool:
         put = backend.to_device if where == "device" else (lambda x: x)
         k, v = device_rows(backend, pool.geometry, [1])
-        q = backend.to_device(np.ones((1, 2, 8), np.float32))
-        ids, other, table = put(int32(4)), put(int32(5)), put(table_for(pool, 0))
+        q = backend.to_device(np.ones((1, 2, HEAD_DIM), np.float32))
+        ids, other, table = put(int32(16)), put(int32(17)), put(table_for(pool, 0))
         position, visible = put(int32(0)), put(int32(1))
         bad_locs = (
             WriteLoc.slots(ids),
@@ -248,7 +250,7 @@ def test_static_pools_ask_for_no_mark(backend: Backend) -> None:
     with new_pool(backend, geometry()) as pool:
         assert pool.requires_physical_write_loc is False
         put_values(backend, pool, [slot(pool, 0)], [3])
-        q = backend.to_device(np.zeros((1, 2, 8), np.float32))
+        q = backend.to_device(np.zeros((1, 2, HEAD_DIM), np.float32))
         for table in (
             table_for(pool, 0),
             BlockTable(table_for(pool, 0)),
@@ -271,11 +273,11 @@ def test_the_door_of_a_sub_pool_checks_what_a_composite_forwards(backend: Backen
     ):
         both = Composite(window, full)
         k, v = device_rows(backend, g, [1])
-        batch = Batch(int32(4), physical=True)
-        unmarked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(6)))
+        batch = Batch(int32(16), physical=True)
+        unmarked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(18)))
         with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc", window, full):
             both.write(unmarked, k, v)
-        marked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(6), physical=True))
+        marked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(18), physical=True))
         both.write(marked, k, v)
-        assert held(backend, window, [6])[0] == 1
-        assert held(backend, full, [4])[0] == 1
+        assert held(backend, window, [18])[0] == 1
+        assert held(backend, full, [16])[0] == 1

@@ -68,6 +68,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         return describe("plain", load=NumpyPort, kind="reference")
     """
+    core_only = """
+    @hookimpl
+    def forebay_backend():
+        from tests.suite.core_only import CoreDriver
+
+        return describe("core", load=CoreDriver)
+    """
+    site.install("core-dist", {"core": core_only})
     site.install("away-dist", {"away": absent})
     site.install("broken-dist", {"broken": broken})
     site.install("plain-dist", {"plain": numpy_alone})

@@ -121,11 +121,21 @@ class Small:
 
 def make_small(folder: Path) -> Small:
     """A small suite without tests."""
+    made = _make(folder, ("runtime", "backends", "kernels", "hardware"))
+    ignored = shutil.ignore_patterns("__pycache__", "test_*.py", "faults")
+    shutil.copytree(Path(forebay.specs.__file__).parent, made.suite.parent, ignore=ignored)
+    return made
+
+
+def make_whole(folder: Path) -> Small:
+    """The suite of this checkout itself, judged as the small ones are."""
+    return _make(folder, ("specs", "runtime", "backends", "kernels", "hardware"))
+
+
+def _make(folder: Path, as_they_are: tuple[str, ...]) -> Small:
     made = Small(folder)
     (folder / "forebay").mkdir(parents=True)
     made.work.mkdir()
-    for name in ("runtime", "backends", "kernels", "hardware"):
+    for name in as_they_are:
         (folder / "forebay" / name).symlink_to(Path(__import__(f"forebay.{name}", fromlist=["_"]).__path__[0]))
-    ignored = shutil.ignore_patterns("__pycache__", "test_*.py", "faults")
-    shutil.copytree(Path(forebay.specs.__file__).parent, made.suite.parent, ignore=ignored)
     return made
