@@ -86,6 +86,7 @@ def test_two_requests_of_one_prompt_share_its_full_block_and_no_tail(
     """The second comes while the first decodes: its tail, though equal, is a block of its own."""
     params = [runtime.SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 5)]
     right = list(make_engine(backend, arm="eager", slots=1).generate([prompt(6)], params[0])[0].token_ids)
+    assert len(set(right)) > 3
     engine = make_engine(backend, arm=arm, block_size=4, prefix_reuse=True)
     a = engine.add(prompt(6), params[0])
     engine.step()
@@ -152,6 +153,7 @@ def test_a_resumed_request_has_a_new_table_and_its_old_blocks_are_their_new_owne
     }
     alone = make_engine(backend, arm="eager", slots=1, **settings)
     right = {name: list(alone.generate([ids], params)[0].token_ids) for name, (ids, params) in requests.items()}
+    assert len({*right["R"], *right["S"]}) > 3
     pending = 0
     options = {"slots": 2, "num_blocks": 10, "preempt": preempt, "read_behind": read_behind, "max_step_tokens": 2}
     engine = make_engine(backend, arm=arm, **options, **settings)
