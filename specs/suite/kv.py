@@ -124,6 +124,18 @@ def held(backend: Backend, pool: Pool, slots: Any, layer: int = 0) -> Array:
     return oracle.rows_at(pool.layout, arrays, pool.geometry, slots // bs, slots % bs)[0][:, 0, 0]
 
 
+def row_bits(backend: Backend, pool: Pool, layer: int = 0) -> Array:
+    """uint8 ``[num_slots, any]``: the bytes that the device holds of each slot's K and V (not through a door)."""
+    slots, bs = np.arange(pool.num_slots), pool.geometry.block_size
+    rows = oracle.rows_at(pool.layout, oracle.stored(backend, pool, layer), pool.geometry, slots // bs, slots % bs)
+    return np.concatenate([bits(x).reshape(len(slots), -1) for x in rows], axis=1)
+
+
+def changed_slots(before: Array, after: Array) -> list[int]:
+    """The slots whose bytes differ between two results of :func:`row_bits`."""
+    return [int(s) for s in np.flatnonzero((before != after).any(axis=1))]
+
+
 def slot(pool: Pool, block: int, offset: int = 0) -> int:
     """The slot of a block counted without the sink: block 0 is the pool's first usable one."""
     return (block + pool.first_block) * pool.geometry.block_size + offset

@@ -1,4 +1,4 @@
-"""A pool behind a map from virtual to physical slots that the device reads from a Buffer, as a unified pool keeps one."""
+"""Static pools behind maps from virtual to physical pages that the device reads from a Buffer, as a unified pool keeps them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,59 @@ from typing import Any
 
 import numpy as np
 
-from forebay.specs import Backend, Pool, WriteLoc
+from forebay.specs import Backend, BlockTable, Pool, WriteLoc
+from forebay.specs.suite.attention import Array
 
 
 class Mapped:
-    """Translates virtual slot ids for a static pool; a replayed write reads the map as it is then.
+    """Translates the virtual ids of a pool that demands the mark; what a replay translates, it translates by the map as it is then.
 
     Attributes:
-        map: int32 Buffer ``[num_slots]``, virtual slot to physical slot.
+        pages: numpy int32 ``[NB]``, virtual page to physical page; the host's copy of the map.
+        map: int32 Buffer ``[NB]``, the device's.
     """
 
-    def __init__(self, backend: Backend, pool: Pool) -> None:
+    def __init__(self, backend: Backend, pool: Pool, pages: Sequence[int] = ()) -> None:
         self.backend, self.pool = backend, pool
-        slots = pool.geometry.num_blocks * pool.geometry.block_size
-        self.map = backend.buffer("virtual_to_physical", np.arange(slots, dtype=np.int32))
+        self.pages = np.arange(pool.geometry.num_blocks, dtype=np.int32)
+        self.map = backend.buffer("virtual_to_physical", self.pages)
+        self.remap(pages)
 
-    def remap(self, table: Sequence[int]) -> None:
-        """Put a new map into the Buffer; entries past ``table`` keep their own slot."""
-        values = np.arange(self.map.shape[0], dtype=np.int32)
-        values[: len(table)] = table
-        self.backend.upload(self.map, values)
+    def remap(self, pages: Sequence[int] | Array) -> None:
+        """Put a new map into the Buffer, and move nothing; pages past ``pages`` keep their place."""
+        self.pages[: len(pages)] = pages
+        self.backend.upload(self.map, self.pages)
+
+    def compact(self, pages: Sequence[int]) -> None:
+        """Put a new map into the Buffer, once what the pages hold was moved to where it says."""
+        new = self.pages.copy()
+        new[: len(pages)] = pages
+        moved = np.flatnonzero(new != self.pages).astype(np.int32)
+        self.pool.copy(*(WriteLoc.slots(self.slots_of(where[moved]), physical=True) for where in (self.pages, new)))
+        self.remap(new)
+
+    def slots_of(self, pages: Array) -> Array:
+        """int32: every slot of physical ``pages``, in order."""
+        size = self.pool.geometry.block_size
+        return (pages[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1).astype(np.int32)
+
+    def physical(self, slots: Sequence[int] | Array) -> Array:
+        """numpy int32: the physical slots of virtual ``slots``, by the host's copy of the map."""
+        size, virtual = self.pool.geometry.block_size, np.asarray(slots, np.int32)
+        return (self.pages[virtual // size] * size + virtual % size).astype(np.int32)
+
+    def table(self, pages: Any) -> BlockTable:
+        """Physical pages of device int32 ``pages``, marked; what is no page of the pool stays what it is."""
+        xp, last = self.backend.xp, self.pool.geometry.num_blocks - 1
+        held = (pages >= 0) & (pages <= last)
+        return BlockTable(xp.where(held, xp.take(self.map.get(), xp.clip(pages, 0, last)), pages), physical=True)
 
     def translate(self, ids: Any) -> Any:
-        """Physical ids of device int32 ``ids``, under the map of this moment."""
-        return self.backend.xp.take(self.map.get(), ids)
+        """Physical slots of device int32 ``ids``; pads, and what is no slot of the pool, stay what they are."""
+        xp, size = self.backend.xp, self.pool.geometry.block_size
+        inside = (ids >= 0) & (ids < self.pool.num_slots)
+        place = xp.clip(ids, 0, self.pool.num_slots - 1)
+        return xp.where(inside, xp.take(self.map.get(), place // size) * size + place % size, ids)
 
     def loc(self, ids: Any) -> WriteLoc:
         """Where virtual ``ids`` are, marked."""
@@ -38,11 +67,23 @@ class Mapped:
 
 
 class Composite:
-    """Two pools behind one door: a sliding window and a full one, each given the location that belongs to it."""
+    """A pool of two layers in two parts: layer 0 in a pool for sliding windows, layer 1 in one for full attention.
+
+    Each part is given, untouched, the location that belongs to it; its own door checks it.
+    """
 
     def __init__(self, window: Pool, full: Pool) -> None:
-        self.window, self.full = window, full
+        self.parts = (window, full)
 
-    def write(self, loc: WriteLoc, k: Any, v: Any) -> None:
-        self.window.write(0, loc.window or loc, k, v)
-        self.full.write(0, loc.full or loc, k, v)
+    def write(self, layer: int, loc: Any, k: Any, v: Any) -> None:
+        self.parts[layer].write(0, self._own(layer, loc), k, v)
+
+    def read(self, layer: int, loc: Any) -> tuple[Any, Any]:
+        return self.parts[layer].read(0, self._own(layer, loc))
+
+    def copy(self, layer: int, src: Any, dst: Any) -> None:
+        self.parts[layer].copy(self._own(layer, src), self._own(layer, dst))
+
+    def _own(self, layer: int, loc: Any) -> Any:
+        own = (loc.window, loc.full)[layer] if isinstance(loc, WriteLoc) else None
+        return loc if own is None else own

@@ -2,86 +2,253 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, CaptureViolation, Segment, UnmarkedWriteLoc, WriteLoc
-from forebay.specs.suite.kv import device_rows, geometry, held, int32, new_pool, refused
+from forebay.specs import (
+    Backend,
+    Batch,
+    BlockTable,
+    Buffer,
+    CaptureViolation,
+    Pool,
+    Segment,
+    UnmarkedWriteLoc,
+    WriteLoc,
+)
+from forebay.specs.suite.attention import Array
+from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    changed_slots,
+    device_rows,
+    geometry,
+    held,
+    int32,
+    new_pool,
+    put_values,
+    refused,
+    row_bits,
+    same_bits,
+)
 from forebay.specs.suite.mapped import Mapped
+from forebay.specs.suite.staging import host_kv, stage
+from forebay.specs.suite.steps import copies
+
+NB, BS = 8, BLOCK_SIZE
+MAPS = ((0, 3, 1, 2, 7, 4, 6, 5), (0, 6, 5, 1, 2, 3, 4, 7), (0, 1, 2, 3, 4, 5, 6, 7))
+"""Where each virtual page is: two permutations, then every page in its own place."""
+IDS, OTHERS = int32(16, 33, 66, 51), int32(81, 98, 19, 114)
+"""Virtual slots that are read or written, and those that they are copied to."""
+TABLE, POSITIONS = int32([1, 5, 2, 10**6]), int32([15, 16, 33])
+"""Virtual pages of one sequence, with a stamp behind them, and positions of it; VISIBLE of its tokens are there."""
+VISIBLE = 34
 
 
-@pytest.mark.clause("W4", "W9")
-@pytest.mark.refuses("W3")
-@pytest.mark.case("B10")
-def test_a_replayed_write_lands_where_the_new_map_says(backend: Backend) -> None:
-    g = geometry()
-    with new_pool(backend, g, requires_physical_write_loc=True) as pool:
-        mapped = Mapped(backend, pool)
-        mapped.remap([*range(17), 19, 17, 18])
-        ids = backend.buffer("ids", int32(17))
-        k, v = device_rows(backend, g, [7])
-        rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
-        with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc", pool):
-            pool.write(0, WriteLoc.slots(int32(17)), k, v)
-
-        def step(b: Backend) -> tuple[dict[Any, Any], dict[str, Any]]:
-            pool.write(0, mapped.loc(ids.get()), rows[0].get(), rows[1].get())
-            return {}, {}
-
-        segment = Segment("mapped", step, reads=(mapped.map, ids, *rows), pools=(pool,))
-        backend.run(segment).get()
-        assert held(backend, pool, [19])[0] == 7
-        assert not np.isin(held(backend, pool, [16, 17, 18]), 7).any()
-        trace = backend.capture(segment)
-        mapped.remap([*range(17), 18, 17, 19])
-        backend.replay(trace).get()
-        assert held(backend, pool, [18])[0] == 7
-        assert not np.isin(held(backend, pool, [16, 17]), 7).any()
-        backend.release(trace)
-        for buffer in (mapped.map, ids, *rows):
-            backend.release(buffer)
+def of_positions(positions: Any) -> Array:
+    """Virtual slots of positions of the sequence."""
+    return np.asarray(TABLE[0, np.asarray(positions) // BS] * BS + np.asarray(positions) % BS)
 
 
-@pytest.mark.clause("W3", "W4")
+Give = Callable[[Any], Any]
+
+
+def marked(ids: Any) -> WriteLoc:
+    return WriteLoc.slots(ids, physical=True)
+
+
+def marked_table(pages: Any) -> BlockTable:
+    return BlockTable(pages, physical=True)
+
+
+class Doors:
+    """A pool whose every slot holds its own physical number, and each door as an act on virtual ids that lie in Buffers.
+
+    ``slots`` and ``table`` make of translated ids what a door is given; by default they mark them.
+    """
+
+    def __init__(self, backend: Backend, pool: Pool, slots: Give = marked, table: Give = marked_table) -> None:
+        self.backend, self.pool, self.mapped = backend, pool, Mapped(backend, pool)
+        self.slots, self.table = slots, table
+        k, v = (backend.to_host(x) for x in device_rows(backend, pool.geometry, [100.0, 101.0, 102.0, 103.0]))
+        g = pool.geometry
+        host = {"ids": IDS, "others": OTHERS, "table": TABLE, "positions": POSITIONS, "visible": int32(VISIBLE)}
+        host |= {"k": k, "v": v, "q": np.zeros((1, 2, g.head_dim), np.float32)}
+        self.buffers: dict[str, Buffer] = {name: backend.buffer(name, x) for name, x in host.items()}
+
+    def fill(self) -> None:
+        """Every slot of a block that is no sink holds its number."""
+        put_values(self.backend, self.pool, range(BS, NB * BS), range(BS, NB * BS))
+
+    def get(self, name: str) -> Any:
+        return self.buffers[name].get()
+
+    def loc(self, name: str) -> Any:
+        return self.slots(self.mapped.translate(self.get(name)))
+
+    def paged(self) -> WriteLoc:
+        table = self.table(self.mapped.table(self.get("table")).array)
+        return WriteLoc.paged(table, self.get("positions"), table_len=3)
+
+    def act(self, door: str) -> dict[str, Any]:
+        """Go through a door; what it gives back, by name."""
+        b, pool, xp = self.backend, self.pool, self.backend.xp
+        if door == "write":
+            pool.write(0, self.loc("ids"), self.get("k"), self.get("v"))
+        elif door == "write paged":
+            pool.write(0, self.paged(), *(xp.head(self.get(name), 3) for name in "kv"))
+        elif door == "read":
+            return {"v": pool.read(0, self.loc("ids"))[1]}
+        elif door == "read paged":
+            return {"v": pool.read(0, self.paged())[1]}
+        elif door == "copy":
+            pool.copy(self.loc("ids"), self.loc("others"))
+        elif door == "copy src":
+            pool.copy(self.loc("ids"), marked(self.get("others")))
+        elif door == "copy dst":
+            pool.copy(marked(self.get("ids")), self.loc("others"))
+        else:
+            path = door.removeprefix("decode ")
+            table = self.table(self.mapped.table(self.get("table")).array)
+            q, visible = self.get("q"), self.get("visible")
+            return {"out": b.paged_decode(q, pool, 0, table, visible, table_len=3, path=path)}
+        return {}
+
+    def segment(self, door: str) -> Segment:
+        reads = (self.mapped.map, *self.buffers.values())
+        return Segment("door", lambda _: ({}, self.act(door)), key=(door,), reads=reads, pools=(self.pool,))
+
+    def close(self) -> None:
+        for buffer in (self.mapped.map, *self.buffers.values()):
+            self.backend.release(buffer)
+
+
+ACTS = ("write", "write paged", "read", "read paged", "copy", "decode direct", "decode gather")
+
+
+@pytest.mark.clause("W3", "W4", "W9")
+@pytest.mark.case("B10", "B12")
+@pytest.mark.parametrize("how", ["eager", "run", "replay"])
+@pytest.mark.parametrize("door", ACTS)
+def test_every_door_follows_the_map_of_the_moment(backend: Backend, door: str, how: str) -> None:
+    """The same virtual ids under one map after the other: what is read, written and attended to is at their physical places."""
+    with new_pool(backend, geometry(num_blocks=NB), requires_physical_write_loc=True) as pool:
+        doors = Doors(backend, pool)
+        doors.fill()
+        segment = doors.segment(door)
+        trace = None
+        if how == "replay":
+            backend.run(segment)
+            trace = backend.capture(segment)
+        for pages in MAPS:
+            doors.mapped.remap(pages)
+            doors.fill()
+            before = row_bits(backend, pool)
+            if how == "eager":
+                got = {name: backend.to_host(x) for name, x in doors.act(door).items()}
+            else:
+                got = copies(backend.replay(trace) if trace is not None else backend.run(segment))
+            ids, others, positions = (doors.mapped.physical(x) for x in (IDS, OTHERS, of_positions(POSITIONS[0])))
+            after, changed = row_bits(backend, pool), []
+            if door.startswith("write"):
+                target = positions if door.endswith("paged") else ids
+                changed = sorted(target)
+                np.testing.assert_array_equal(held(backend, pool, target), 100.0 + np.arange(len(target)))
+            elif door.startswith("read"):
+                where = positions if door.endswith("paged") else ids
+                np.testing.assert_array_equal(got["v"], np.broadcast_to(where[:, None, None], got["v"].shape))
+            elif door == "copy":
+                changed = sorted(others)
+                same_bits(after[others], before[ids])
+            else:
+                mean = doors.mapped.physical(of_positions(range(VISIBLE))).mean()
+                np.testing.assert_allclose(got["out"], mean, rtol=1e-6)
+            assert changed_slots(before, after) == changed
+        assert (pool.dropped, pool.invalid) == (0, 0)
+        if trace is not None:
+            backend.release(trace)
+        doors.close()
+
+
+@pytest.mark.clause("W3", "W4", "S1")
 @pytest.mark.case("B12", "G05")
-def test_reads_and_copies_of_the_same_ids_follow_the_map(backend: Backend) -> None:
-    """The same tensor is translated anew; what another request put into the old place is never read."""
-    g = geometry()
+def test_what_a_request_has_is_sent_from_where_it_was_moved(backend: Backend, internals: ModuleType) -> None:
+    """Staged under one map, moved by a compaction, its old pages filled by somebody else: what is sent is its own, bit for bit."""
+    g = geometry(num_blocks=NB)
     with new_pool(backend, g, requires_physical_write_loc=True) as pool:
-        mapped = Mapped(backend, pool)
-        ids = backend.to_device(int32(16, 17))
-        k, v = device_rows(backend, g, [1, 2])
-        pool.write(0, mapped.loc(ids), k, v)
-        pool.copy(WriteLoc.slots(int32(17), physical=True), WriteLoc.slots(int32(33), physical=True))
-        mapped.remap([*range(17), 33, *range(18, 33), 17])
-        pool.write(0, WriteLoc.slots(int32(17), physical=True), *device_rows(backend, g, [99]))
-        assert backend.to_host(mapped.translate(ids)).tolist() == [16, 33]
-        assert backend.to_host(pool.read(0, mapped.loc(ids))[0])[:, 0, 0].tolist() == [1, 2]
+        mapped, pages = Mapped(backend, pool, MAPS[0]), int32(1, 5, 2)
+        k, v = host_kv(g, blocks=3)
+        stage(backend, k, v, pool, [0, 1, 2], BlockTable(mapped.pages[pages], physical=True), VISIBLE)
+        ids = backend.to_device(of_positions(range(VISIBLE)))
+        mapped.compact(MAPS[1])
+        left = np.setdiff1d(np.array(MAPS[0])[pages], mapped.pages[pages]).astype(np.int32)
+        assert len(left)
+        others = mapped.slots_of(left)
+        pool.write(0, WriteLoc.slots(others, physical=True), *device_rows(backend, g, [99] * len(others)))
+        assert backend.to_host(mapped.translate(ids)).tolist() == mapped.physical(of_positions(range(VISIBLE))).tolist()
+        right = [x.reshape(-1, *x.shape[2:])[:VISIBLE] for x in (k, v)]
+        sent = internals.HostKV.read(backend, pool, mapped.pages[pages].tolist(), VISIBLE).layers[0]
+        for part, read in enumerate(pool.read(0, mapped.loc(ids))):
+            same_bits(backend.to_host(read), right[part])
+            rows = np.ascontiguousarray(sent[:, part]).reshape(-1, *right[part].shape[1:])
+            np.testing.assert_array_equal(rows[:VISIBLE].view(np.float32), right[part])
         backend.release(mapped.map)
 
 
-@pytest.mark.refuses("W9", "C2", "W3")
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_step_that_stores_kv_declares_its_pool_and_marks_its_ids(backend: Backend, declared: bool) -> None:
-    """Run or captured, a write inside a step is checked as any other: an undeclared pool, or unmarked ids, change no byte."""
-    g = geometry()
-    with new_pool(backend, g, requires_physical_write_loc=True) as pool:
-        ids = backend.buffer("ids", int32(17))
-        k, v = device_rows(backend, g, [7])
-        rows = [backend.buffer(n, backend.to_host(x)) for n, x in (("k", k), ("v", v))]
+# -- marks that are lost, or that nobody set -------------------------------------------------------------------------------
 
-        def step(_: Backend) -> tuple[dict[Any, Any], dict[str, Any]]:
-            pool.write(0, WriteLoc.slots(ids.get(), physical=not declared), rows[0].get(), rows[1].get())
-            return {}, {}
+LOST_SLOTS: dict[str, Give] = {
+    "bare": lambda ids: ids,
+    "unmarked": WriteLoc.slots,
+    "rebuilt from its ids": lambda ids: WriteLoc.slots(marked(ids).ids),
+    "of a batch built by hand": lambda ids: WriteLoc.for_batch(Batch(ids)),
+    "of a batch whose window alone is marked": lambda ids: WriteLoc.for_batch(Batch(ids), window_loc=marked(ids)),
+}
+LOST_TABLES: dict[str, Give] = {
+    "bare table": lambda pages: pages,
+    "unmarked table": BlockTable,
+    "table rebuilt from its array": lambda pages: BlockTable(marked_table(pages).array),
+}
+SLOT_DOORS, TABLE_DOORS = ("write", "read", "copy src", "copy dst"), ("write paged", "read paged", "decode direct")
 
-        segment = Segment("fused", step, reads=(ids, *rows), pools=(pool,) if declared else ())
-        error, says = (
-            (UnmarkedWriteLoc, "an unmarked WriteLoc") if declared else (CaptureViolation, "a pool it does not declare")
+
+@pytest.mark.refuses("W3", "W4", "W9")
+@pytest.mark.parametrize(
+    ("door", "lost"),
+    [(d, x) for d in SLOT_DOORS for x in LOST_SLOTS] + [(d, x) for d in TABLE_DOORS for x in LOST_TABLES],
+)
+def test_ids_that_lost_their_mark_are_refused_eager_and_captured(backend: Backend, door: str, lost: str) -> None:
+    """The ids are the right ones; without the mark no door takes them, and no byte changes."""
+    give = {"slots": LOST_SLOTS[lost]} if lost in LOST_SLOTS else {"table": LOST_TABLES[lost]}
+    with new_pool(backend, geometry(num_blocks=NB), requires_physical_write_loc=True) as pool:
+        doors = Doors(backend, pool, **give)
+        doors.fill()
+        segment = doors.segment(door)
+        acts: tuple[Callable[[], Any], ...] = (
+            lambda: doors.act(door),
+            lambda: backend.run(segment),
+            lambda: backend.capture(segment),
         )
+        for act in acts:
+            with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc|a bare |BlockTable without", pool):
+                act()
+        doors.slots, doors.table = marked, marked_table
+        backend.run(segment).get()
+        doors.close()
+
+
+@pytest.mark.refuses("W9", "C2")
+@pytest.mark.parametrize("door", ACTS)
+def test_a_step_that_goes_through_a_door_declares_its_pool(backend: Backend, door: str) -> None:
+    """Run or captured, marked ids do not make up for a pool that was not declared: no byte changes."""
+    with new_pool(backend, geometry(num_blocks=NB), requires_physical_write_loc=True) as pool:
+        doors = Doors(backend, pool)
+        segment = replace(doors.segment(door), pools=())
         for act in (backend.run, backend.capture):
-            with refused(backend, error, says, pool):
+            with refused(backend, CaptureViolation, "a pool it does not declare", pool):
                 act(segment)
-        for buffer in (ids, *rows):
-            backend.release(buffer)
+        doors.close()

@@ -10,10 +10,12 @@ from typing import Any
 import pluggy
 import pytest
 
-from forebay.specs import Backend, BackendUnavailable, UnknownBackend
+from forebay.specs import Backend, BackendUnavailable, UnknownBackend, Unsupported
 from forebay.specs.descriptor import HOOK_PROJECT, Availability, BackendDescriptor, ModeDescriptor
 from forebay.specs.suite.fixtures import OpenBackend
 
+FOUND = Availability(usable=True, reason="a device")
+ABSENT = Availability(usable=False, reason="no device found", hint="plug one in")
 VENDORS = ("torch", "numba", "triton", "jax", "ttnn", "ttl")
 
 
@@ -29,9 +31,9 @@ def forbidden(**_: Any) -> Any:
     raise RuntimeError("the driver was loaded")
 
 
-def described(name: str, *, kind: Any = "accelerator", usable: bool = True, load: Any = forbidden) -> BackendDescriptor:
-    found = Availability(usable=usable, reason="a device" if usable else "no device found", hint="plug one in")
-    return BackendDescriptor(name, name, (ModeDescriptor("", kind, load, lambda: found),), f"pip install {name}")
+def described(name: str, *, kind: Any = "accelerator", found: Availability = FOUND, **mode: Any) -> BackendDescriptor:
+    modes = (ModeDescriptor("", kind, forbidden, lambda: found, **mode),)
+    return BackendDescriptor(name, name, modes, f"pip install {name}")
 
 
 @pytest.fixture
@@ -70,11 +72,35 @@ def test_discovery_imports_no_vendor_library() -> None:
 @pytest.mark.case("F01", "F03")
 def test_an_explicit_choice_runs_or_fails(open_backend: OpenBackend, manager: Any) -> None:
     """An unknown name lists the known ones; an unusable one says why and what to do; nothing is taken in its place."""
-    manager.register(described("suite_absent", usable=False), distribution="suite-absent-dist")
+    manager.register(described("suite_absent", found=ABSENT), distribution="suite-absent-dist")
     with pytest.raises(UnknownBackend, match=r"nosuch.*known backends:.*cpu"):
         open_backend("nosuch", manager=manager)
     with pytest.raises(BackendUnavailable, match=r"no device found.*plug one in|plug one in.*no device found"):
         open_backend("suite_absent", manager=manager)
+
+
+@pytest.mark.refuses("B3")
+@pytest.mark.case("F02")
+def test_what_device_or_backend_lack_is_refused_before_anything_is_loaded(
+    open_backend: OpenBackend, internals: ModuleType, manager: Any
+) -> None:
+    """The option, the need and what was found are named, for the device as for what the backend supports."""
+    lacking = Availability.lacking("compute capability", need="9.0 or newer", found="8.9", hint="use backend 'cpu'")
+    manager.register(described("suite_hopper", found=lacking), distribution="suite-hopper-dist")
+    says = r"'suite_hopper'.*compute capability: needs 9.0 or newer, found 8.9.*use backend 'cpu'"
+    with pytest.raises(BackendUnavailable, match=says):
+        open_backend("suite_hopper", manager=manager)
+    supports = {"kv_dtype": ("float32",), "head_dim": (64, 128), "features": ("lse",)}
+    manager.register(described("suite_fast", supports=supports), distribution="suite-fast-dist")
+    for needs, says in (
+        ({"kv_dtype": "bfloat16"}, r"kv_dtype: needs 'bfloat16' \(call\), found 'float32'"),
+        ({"head_dim": 96}, r"head_dim: needs 96 \(call\), found 64, 128"),
+        ({"features": ("lse", "unified")}, r"features: needs 'unified' \(call\), found 'lse'"),
+    ):
+        with pytest.raises(Unsupported, match=says):
+            open_backend("suite_fast", require=internals.Requirements.of(**needs), manager=manager)
+    with pytest.raises(BackendUnavailable, match="the driver was loaded"):
+        open_backend("suite_fast", require=internals.Requirements.of(head_dim=64), manager=manager)
 
 
 @pytest.mark.clause("B3")
@@ -83,7 +109,7 @@ def test_an_explicit_choice_runs_or_fails(open_backend: OpenBackend, manager: An
 def test_auto_takes_no_simulated_device_and_says_why(open_backend: OpenBackend, internals: ModuleType) -> None:
     """``auto`` passes over what is absent, simulated or interpreted, and its error names each with its reason."""
     made = internals.PluginManager()
-    made.register(described("absent", usable=False))
+    made.register(described("absent", found=ABSENT))
     for kind in ("simulated", "interpreted", "reference"):
         made.register(described(kind, kind=kind))
     with pytest.raises(BackendUnavailable) as caught:

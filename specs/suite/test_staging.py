@@ -25,7 +25,7 @@ from forebay.specs import (
 from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import KV_DTYPES, geometry, int32, new_pool, poison, refused, same_bits
+from forebay.specs.suite.kv import KV_DTYPES, claimed, geometry, int32, new_pool, poison, refused, same_bits
 from forebay.specs.suite.staging import G, host_kv, stage
 
 
@@ -47,7 +47,9 @@ def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> 
 def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: str, data: st.DataObject) -> None:
     """Sliced, transposed, unbound views; any blocks in any order; a partial last block; nothing else changes."""
     draw = data.draw
-    g = KVGeometry(8, draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), 2, dtype)
+    block_size = draw(claimed(backend, "block_sizes", range(1, 6)))
+    head_dim = draw(claimed(backend, "head_dims", range(1, 10)))
+    g = KVGeometry(8, block_size, draw(st.integers(1, 3)), head_dim, 2, dtype)
     pool = backend.create_shadow(g) if target == "shadow" else backend.create_pool(g, target)
     poison(backend, pool)
     k, v = host_kv(g, seed=draw(st.integers(0, 99)))

@@ -19,6 +19,7 @@ from forebay.specs.suite.kv import (
     HOST_DTYPE,
     KV_DTYPES,
     LAYOUTS,
+    claimed,
     decode_bits,
     geometry,
     int32,
@@ -115,12 +116,12 @@ def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Carved:
 
 
 @st.composite
-def foreign(draw: st.DrawFn) -> tuple[KVGeometry, Carved, Carved]:
+def foreign(draw: st.DrawFn, backend: Backend) -> tuple[KVGeometry, Carved, Carved]:
     g = KVGeometry(
         draw(st.integers(1, 5)),
-        draw(st.integers(1, 5)),
+        draw(claimed(backend, "block_sizes", range(1, 6))),
         draw(st.integers(1, 3)),
-        draw(st.integers(1, 20)),
+        draw(claimed(backend, "head_dims", range(1, 21))),
         dtype=draw(st.sampled_from(KV_DTYPES)),
     )
     shape = storage_shapes("NHD", g)[0]
@@ -129,12 +130,10 @@ def foreign(draw: st.DrawFn) -> tuple[KVGeometry, Carved, Carved]:
 
 @pytest.mark.clause("L1", "L3", "W6")
 @pytest.mark.case("B05", "B06")
-@given(memory=foreign(), seed=st.integers(0, 99))
-def test_any_strides_are_written_read_copied_and_decoded(
-    backend: Backend, memory: tuple[KVGeometry, Carved, Carved], seed: int
-) -> None:
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_any_strides_are_written_read_copied_and_decoded(backend: Backend, data: st.DataObject, seed: int) -> None:
     """Whatever the strides, the pool acts as a contiguous one, and no byte between its elements changes."""
-    g, k, v = memory
+    g, k, v = data.draw(foreign(backend))
     rng = np.random.default_rng(seed)
     plain = replace(g, num_blocks=g.num_blocks + 1)
     wrapped = backend.wrap_pool((k.view, v.view), layout="NHD", geometry=g)

@@ -1,4 +1,4 @@
-"""Write locations: marks, lowering, batches and what a composite pool forwards (clauses W1 to W5)."""
+"""Write locations: marks, lowering and batches (clauses W1 to W4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from forebay.specs.suite.kv import (
     same_bits,
     slot,
 )
-from forebay.specs.suite.mapped import Composite
 
 # -- W1 --------------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ def test_rebinding_sets_the_mark_on_every_pool(backend: Backend) -> None:
     assert WriteLoc.for_batch(batch).physical is True
 
 
-# -- W3, W5 ----------------------------------------------------------------------------------------------------------------
+# -- W3 --------------------------------------------------------------------------------------------------------------------
 
 
 def table_for(pool: Pool, *blocks: int) -> Any:
@@ -261,23 +260,3 @@ def test_static_pools_ask_for_no_mark(backend: Backend) -> None:
         for mark in (False, True):
             read = pool.read(0, WriteLoc.slots(int32(slot(pool, 0)), physical=mark))
             np.testing.assert_array_equal(backend.to_host(read[1]), 3.0)
-
-
-@pytest.mark.clause("W5", "W3", "W2")
-@pytest.mark.refuses("W5", "W3")
-def test_the_door_of_a_sub_pool_checks_what_a_composite_forwards(backend: Backend) -> None:
-    g = geometry()
-    with (
-        new_pool(backend, g, requires_physical_write_loc=True) as window,
-        new_pool(backend, g) as full,
-    ):
-        both = Composite(window, full)
-        k, v = device_rows(backend, g, [1])
-        batch = Batch(int32(16), physical=True)
-        unmarked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(18)))
-        with refused(backend, UnmarkedWriteLoc, "an unmarked WriteLoc", window, full):
-            both.write(unmarked, k, v)
-        marked = WriteLoc.for_batch(batch, window_loc=WriteLoc.slots(int32(18), physical=True))
-        both.write(marked, k, v)
-        assert held(backend, window, [18])[0] == 1
-        assert held(backend, full, [16])[0] == 1

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from forebay.runtime import Model, SamplingParams
-from forebay.runtime.sampling import fork_seed
 from forebay.specs import Backend
 from tests.runtime.harness import ARMS, make_engine, prompt
 
@@ -62,29 +61,3 @@ def test_the_schedule_changes_no_draw(
         assert done["reused_tokens"] > 0
     assert [r.logprobs is not None for r in results] == [s.logprobs is not None for _, s in REQUESTS]
     assert all(len(r.logprobs) == len(r.token_ids) for r in results if r.logprobs is not None)
-
-
-@pytest.mark.clause("L5", "C11")
-@pytest.mark.case("C06")
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 16}, {"num_blocks": 16, "preempt": "offload"}], ids=str)
-def test_each_sample_of_a_prompt_is_what_its_seed_gives_alone(
-    tiny_model: Model, backend: Backend, arm: str, options: dict[str, Any]
-) -> None:
-    """Samples share the prompt's blocks, the partial last one too, and copy it when they first write into it."""
-    given = prompt(14, seed=3)
-    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=9, n=4)
-    with make_engine(tiny_model, backend, arm=arm, slots=3, block_size=4, max_len=48, **options) as engine:
-        result = engine.generate([given], params)[0]
-        done = engine.report()["engine"]
-        assert engine.report()["memory"]["blocks_allocated"] == 0
-        samples = [sample.token_ids for sample in result.samples]
-        apart = [
-            engine.generate([given], SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=seed))[0]
-            for seed in (fork_seed(9, i) for i in range(4))
-        ]
-    assert samples == [r.token_ids for r in apart]
-    assert len(set(samples)) == 4
-    assert [s.seed for s in result.samples] == [r.seed for r in apart]
-    assert done["forks"] == 3
-    assert done["block_copies"] > 0

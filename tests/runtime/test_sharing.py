@@ -1,17 +1,15 @@
-"""Shared and reassigned blocks: forks that write unlike tokens, and requests whose old blocks are somebody else's by now."""
+"""Shared blocks: forks that write unlike tokens, and a copy that finds no room (clause L5)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from forebay.runtime import BlockAllocator, Model, Request, SamplingParams
-from forebay.runtime.host_kv import block_slots
 from forebay.runtime.kv_cache import KVCache
-from forebay.specs import Backend, KVGeometry, Ticket, WriteLoc
-from tests.runtime.books import check_books, check_empty, read_rows
+from forebay.specs import Backend, KVGeometry, Ticket
+from tests.runtime.books import check_books, check_empty
 from tests.runtime.harness import ARMS, make_engine, prompt
 from tests.runtime.plain import Plain
 from tests.runtime.state_machine import diverging, first_token_of
@@ -25,52 +23,6 @@ def holding(blocks: list[int], computed: int) -> Request:
 
 
 # -- one fork ------------------------------------------------------------------------------------------------------------
-@pytest.mark.clause("L5")
-@pytest.mark.case("C06")
-@pytest.mark.parametrize("child_writes_first", [True, False])
-@pytest.mark.parametrize("tokens", [5, 6, 7])
-def test_the_first_of_two_forks_to_write_has_a_copy_of_the_tail_and_the_full_block_stays_shared(
-    backend: Backend, tokens: int, child_writes_first: bool
-) -> None:
-    """Blocks of four tokens: A and B share a full block and a tail; A writes 100 behind it, B writes 200."""
-    pool = backend.create_pool(KVGeometry(7, 4, 1, 1, 2))
-    try:
-        cache = KVCache(pool, BlockAllocator(7), None)
-        a = holding(cache.allocator.allocate(2), tokens)
-        b = holding([], 0)
-        slots = block_slots(a.blocks, 4)
-
-        def write(position: int, value: float, r: Request) -> None:
-            loc = WriteLoc.slots(block_slots(r.blocks, 4)[position : position + 1], physical=True)
-            for layer in range(2):
-                k, v = (np.full((1, 1, 1), value + layer + part, np.float32) for part in (0.0, 0.5))
-                pool.write(layer, loc, backend.to_device(k), backend.to_device(v))
-
-        def values(r: Request, layer: int, part: int) -> list[float]:
-            loc = WriteLoc.slots(block_slots(r.blocks, 4)[: tokens + 1], physical=True)
-            return [float(x) for x in backend.to_host(pool.read(layer, loc)[part]).reshape(-1)]
-
-        for position in range(tokens):
-            write(position, 10.0 * position, a)
-        cache.fork(a, b)
-        assert (b.blocks, b.computed) == (a.blocks, tokens)
-        for r, value in ((b, 200.0), (a, 100.0)) if child_writes_first else ((a, 100.0), (b, 200.0)):
-            assert cache.make_private(r, tokens, None)
-            write(tokens, value, r)
-        assert cache.copies == 1
-        assert a.blocks[0] == b.blocks[0]
-        assert a.blocks[1] != b.blocks[1]
-        assert [cache.allocator.references(x) for x in (*a.blocks, b.blocks[1])] == [2, 1, 1]
-        for layer in range(2):
-            for part in range(2):
-                shared = [10.0 * p + layer + part / 2 for p in range(tokens)]
-                assert values(a, layer, part) == [*shared, 100.0 + layer + part / 2]
-                assert values(b, layer, part) == [*shared, 200.0 + layer + part / 2]
-        assert len(slots) == 8
-    finally:
-        backend.release(pool)
-
-
 @pytest.mark.clause("L5")
 @pytest.mark.case("C06")
 def test_without_a_block_for_the_copy_nothing_changes_and_the_old_tail_waits_for_the_step_in_flight(
@@ -132,78 +84,3 @@ def test_forks_that_write_unlike_tokens_equal_their_runs_alone(
         assert (report["forks"], report["block_copies"]) == (2, 2 if length % 4 else 0)
         assert report["prefill_tokens"] == length, "the prompt was computed once"
         check_empty(engine)
-
-
-@pytest.mark.clause("L5", "L6")
-@pytest.mark.case("C06")
-@pytest.mark.parametrize("arm", ARMS)
-def test_two_requests_of_one_prompt_share_its_full_blocks_and_no_tail(
-    tiny_model: Model, backend: Backend, plain: Plain, arm: str
-) -> None:
-    """The second comes while the first decodes: its tail, though equal, is a block of its own."""
-    options: dict[str, Any] = {"slots": 2, "block_size": 4, "max_len": 32, "prefix_reuse": True}
-    with make_engine(tiny_model, backend, arm=arm, **options) as engine:
-        ids = prompt(6)
-        a = engine.add(ids, SamplingParams(max_tokens=12, ignore_eos=True))
-        engine.step()
-        b = engine.add(ids, SamplingParams(max_tokens=5, ignore_eos=True))
-        engine.step()
-        assert a.blocks[0] == b.blocks[0]
-        assert engine._core.cache.allocator.references(a.blocks[0]) == 3, "a, b, and the cache"
-        assert set(a.blocks[1:]).isdisjoint(b.blocks[1:])
-        assert engine.report()["engine"]["reused_tokens"] == 4
-        while engine.has_work:
-            engine.step()
-            check_books(engine, [a, b], plain)
-        assert [tuple(r.token_ids) for r in (a, b)] == [plain.tokens(r) for r in (a, b)]
-        check_empty(engine)
-
-
-# -- blocks that are somebody else's by now ----------------------------------------------------------------------------
-@pytest.mark.clause("C6", "L5", "C5")
-@pytest.mark.case("C07")
-@pytest.mark.parametrize("preempt", ["recompute", "offload"])
-@pytest.mark.parametrize("read_behind", [0, 2])
-@pytest.mark.parametrize("arm", ARMS)
-def test_a_resumed_request_has_a_new_table_and_leaves_its_old_blocks_to_their_new_owner(
-    tiny_model: Model, backend: Backend, plain: Plain, arm: str, read_behind: int, preempt: str
-) -> None:
-    """R gives way after each of its first steps, at first with blocks in hand that it has not written yet; S gets R's blocks."""
-    pending = overlaps = 0
-    options: dict[str, Any] = {"slots": 2, "block_size": 2, "num_blocks": 15, "max_len": 20, "preempt": preempt}
-    options["max_step_tokens"] = 2
-    for steps in range(1, 9):
-        with make_engine(tiny_model, backend, arm=arm, read_behind=read_behind, **options) as engine:
-            r = engine.add(prompt(5), SamplingParams(max_tokens=12, ignore_eos=True))
-            for _ in range(steps):
-                engine.step()
-            engine._core._drain()
-            old = list(r.blocks)
-            pending += len(old) > -(-r.computed // 2)
-            engine._core._room._preempt(r)
-            s = engine.add(prompt(13, seed=1), SamplingParams(max_tokens=5, ignore_eos=True), priority=1)
-            free = engine._core.cache.allocator._free
-            free.rotate(len(old))
-            assert list(free)[: len(old)] == old, "R's blocks are handed out next"
-            engine.step()
-            while r.slot is None:
-                engine.step()
-            overlaps += s.blocks[: len(old)] == old
-            while engine.has_work:
-                before = {x: (list(x.blocks), x.computed, known_rows(engine, x)) for x in (r, s) if x.slot is not None}
-                engine.step()
-                check_books(engine, [r, s], plain)
-                for x, (blocks, computed, rows) in before.items():
-                    if x.blocks[: len(blocks)] == blocks:
-                        assert np.array_equal(known_rows(engine, x)[:, :, :computed], rows), "bytes of a neighbour"
-            assert [tuple(x.token_ids) for x in (r, s)] == [plain.tokens(x) for x in (r, s)]
-            assert engine.report()["engine"]["reseeds"] == 0
-            check_empty(engine)
-    assert pending, "R gave way with blocks it had not written"
-    assert overlaps == 8, "S had all of R's blocks"
-
-
-def known_rows(engine: Any, request: Request) -> Any:
-    """Rows of what a request has computed."""
-    size = engine._parts.pool.geometry.block_size
-    return read_rows(engine, [int(s) for s in block_slots(request.blocks, size)[: request.computed]])

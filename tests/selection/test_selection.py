@@ -83,25 +83,6 @@ def test_an_explicit_choice_without_a_hint_of_its_own_gets_the_backend_s() -> No
         select("cuda", "call", "", manager_of(descriptor("cuda", mode(probe=absent))))
 
 
-@pytest.mark.clause("B3")
-@pytest.mark.case("F02")
-def test_a_device_below_what_the_backend_needs_is_refused_before_any_load(tmp_path: Path) -> None:
-    load = Forbidden()
-    low = Availability.lacking("compute capability", need="9.0 or newer", found="8.9", hint="use backend 'cpu'")
-    manager = manager_of(cpu(), descriptor("hopper", mode(load=load, probe=low)))
-    settings = Settings.resolve(start_dir=tmp_path, environ={"FOREBAY_BACKEND": "hopper"})
-    with pytest.raises(BackendUnavailable) as caught:
-        open_backend(settings=settings, manager=manager)
-    for part in (
-        "'hopper'",
-        "environment FOREBAY_BACKEND",
-        "compute capability: needs 9.0 or newer, found 8.9",
-        "use backend",
-    ):
-        assert part in str(caught.value)
-    assert load.calls == 0
-
-
 # -- requirements ------------------------------------------------------------------------------------------------------
 
 LIMITED: dict[str, tuple[Any, ...]] = {"kv_dtype": ("float32",), "head_dim": (64, 128), "features": ("lse",)}
@@ -110,19 +91,6 @@ NEEDS = [
     (Requirements.of(head_dim=96), "head_dim: needs 96 (call), found 64, 128"),
     (Requirements.of(features=("lse", "unified")), "features: needs 'unified' (call), found 'lse'"),
 ]
-
-
-@pytest.mark.clause("B3")
-@pytest.mark.case("F02", "F04")
-@pytest.mark.parametrize(("needs", "text"), NEEDS)
-def test_an_explicit_backend_that_lacks_something_is_refused_before_load(needs: Requirements, text: str) -> None:
-    load = Forbidden()
-    manager = manager_of(cpu(), descriptor("fast", mode(load=load, supports=LIMITED)))
-    with pytest.raises(Unsupported) as caught:
-        open_backend("fast", require=needs, manager=manager)
-    assert text in str(caught.value)
-    assert "'fast' (call)" in str(caught.value)
-    assert load.calls == 0
 
 
 @pytest.mark.clause("B3")
