@@ -22,6 +22,7 @@ from forebay.specs.suite.kv import (
     new_pool,
     put_values,
     refused,
+    same_arrays,
     same_bits,
     scene,
     slot,
@@ -46,8 +47,7 @@ def test_direct_equals_gather(backend: Backend, heads: int, kv_heads: int, dim: 
             s.table[1, 2] = -1
             for params in PARAMS:
                 direct, gather = s.decode(**params), s.decode(path="gather", **params)
-                same_bits(direct[0], gather[0])
-                same_bits(direct[1], gather[1])
+                same_arrays(direct, gather)
 
 
 @pytest.mark.clause("D4", "L2")
@@ -72,8 +72,7 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
             "softcap": draw(st.none() | st.floats(0.5, 9)),
         }
         direct, gather = s.decode(**params), s.decode(path="gather", **params)
-        same_bits(direct[0], gather[0])
-        same_bits(direct[1], gather[1])
+        same_arrays(direct, gather)
 
 
 @pytest.mark.clause("D12", "C9")

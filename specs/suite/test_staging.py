@@ -280,6 +280,7 @@ def test_staging_counts_what_it_uploads(backend: Backend, shadow: Shadow) -> Non
     stage(backend, k, v, shadow, [0, 1], [1, 2], 5)
     assert backend.counters.uploads > uploads
     assert backend.counters.upload_bytes - nbytes >= 5 * 2 * 6 * 4 * 2
+    same_bits(content(backend, shadow, 1, 4)[0], k[0])
 
 
 @pytest.mark.clause("S1", "W3")
