@@ -72,7 +72,7 @@ def check_whole(items: Sequence[pytest.Item], contract: Catalogue) -> None:
 
 def is_whole(items: Iterable[pytest.Item], arguments: Iterable[str]) -> bool:
     """Whether these items are the whole suite: every test file, and no argument that picks out of one."""
-    present = {item.path for item in items}
+    present = {item.path.resolve() for item in items}
     return not any("::" in argument for argument in arguments) and present >= set(FOLDER.glob("test_*.py"))
 
 

@@ -172,9 +172,11 @@ def test_a_limit_is_declared_exactly_where_there_is_one(another: Another, name: 
         assert not right, f"{name}={value!r} gives right results, and the declared {name}={limit!r} refuses it"
 
 
+@pytest.mark.clause("B4")
 @pytest.mark.refuses("B4", "D8")
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_not_claimed_is_refused_by_name(backend: Backend, name: str) -> None:
+    """Alone: calls that do not ask for it work."""
     with scene(backend, (5, 9)) as s, claiming(backend, **{name: False}):
         s.decode()
         with pytest.raises(Unsupported, match=name):

@@ -157,10 +157,10 @@ def test_any_table_width(backend: Backend, width: int) -> None:
             assert got[0] == (4.0 if narrow == 1 else 4.5)
 
 
-@pytest.mark.refuses("D1")
+@pytest.mark.clause("D1")
 @pytest.mark.case("I07")
-def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
-    """Pages [7] and [1, 2, 3]: as rows of a table 7.0 and 2.0; packed in one line they are no table."""
+def test_page_lists_of_different_lengths_are_rows_of_a_table(backend: Backend) -> None:
+    """Pages [7] and [1, 2, 3], the shorter filled up with entries nobody reads: the means are 7.0 and 2.0."""
     with new_pool(backend, KVGeometry(9, 2, 1, 4)) as pool:
         page_values(backend, pool)
         first = pool.first_block
@@ -168,6 +168,13 @@ def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
             backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [2, 6]
         )
         np.testing.assert_array_equal(got, [7.0, 2.0])
+
+
+@pytest.mark.refuses("D1")
+@pytest.mark.case("I07")
+def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
+    """Pages [7] and [1, 2, 3] packed in one line are no table."""
+    with new_pool(backend, KVGeometry(9, 2, 1, 4)) as pool:
         q = backend.to_device(np.zeros((2, 1, 4), np.float32))
         ragged = int32(7, 1, 2, 3)
         for table, says in (
@@ -209,6 +216,7 @@ class Late:
         return call(self.scene, **({"q": self.q} | changes))
 
 
+@pytest.mark.clause("D1")
 @pytest.mark.refuses("D1", "D8")
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
@@ -237,6 +245,7 @@ class Late:
 def test_a_wrong_argument_is_refused(
     backend: Backend, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
+    """And the call that was right before is right after it."""
     with scene(backend, (9, 5), block_size=4) as s:
         late = Late(s)
         with refused(backend, error, says, s.pool):

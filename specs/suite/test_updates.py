@@ -208,7 +208,7 @@ def test_a_zero_fill_of_a_declared_update_commits_with_the_others(backend: Backe
 
     def fn(be: Backend) -> Any:
         be.zero(a)
-        return {b: a.get()}, {"a": a.get() + 0, "b": b.get() + 1}
+        return {b: a.get() + 1}, {"a": a.get() + 0, "b": b.get() + 1}
 
     three_ways(
         backend,
@@ -217,6 +217,7 @@ def test_a_zero_fill_of_a_declared_update_commits_with_the_others(backend: Backe
     )
     backend.run(Segment("zero", fn, updates=(a, b)))
     assert backend.fetch(a).tolist() == [0] * 4
+    assert backend.fetch(b).tolist() == [1] * 4
 
     def both(be: Backend) -> Any:
         be.zero(a)
