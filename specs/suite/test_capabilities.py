@@ -15,7 +15,7 @@ from forebay.specs import Backend, Driver, Pool, Segment, Unsupported
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import LAYOUTS, Params, geometry, new_pool, put_values, same_bits, scene
+from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, same_bits, scene
 
 DTYPES = ("float32", "bfloat16", "float16")
 SINKS = np.linspace(-3, 3, 4, dtype=np.float32)
@@ -52,8 +52,10 @@ def decodes(backend: Backend, *, heads: int = 4, query_len: int = 1, **sizes: An
 
 
 def holds(backend: Backend, elements: int) -> None:
-    """One array of this many elements is filled to its last."""
+    """One array of this many elements is filled to its last, and cleared."""
     buffer = backend.reserve("large", (elements,), "bool")
+    backend.upload(buffer, np.ones(elements, bool))
+    assert backend.fetch(buffer).all()
     backend.zero(buffer)
     assert not backend.fetch(buffer).any()
     backend.release(buffer)
@@ -172,9 +174,11 @@ def test_a_limit_is_declared_exactly_where_there_is_one(another: Another, name: 
         assert not right, f"{name}={value!r} gives right results, and the declared {name}={limit!r} refuses it"
 
 
+@pytest.mark.clause("B4")
 @pytest.mark.refuses("B4", "D8")
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_not_claimed_is_refused_by_name(backend: Backend, name: str) -> None:
+    """Alone: calls that do not ask for it work."""
     with scene(backend, (5, 9)) as s, claiming(backend, **{name: False}):
         assert s.decode()[0].any()
         with pytest.raises(Unsupported, match=name):
@@ -206,8 +210,9 @@ def test_the_checks_are_final_and_a_port_is_small(backend: Backend) -> None:
     assert type(backend) is Backend
     assert Backend.__final__ is True  # type: ignore[attr-defined]
     assert set(backend.counters.delegated) <= set(DELEGABLE)
-    with new_pool(backend, geometry()) as pool:
-        assert type(pool) is Pool
+    with scene(backend, (5, 9)) as s:
+        assert type(s.pool) is Pool
+        s.check()
 
 
 @pytest.mark.clause("B6", "C9")
@@ -216,7 +221,7 @@ def test_every_operation_is_counted_as_the_backends_or_as_delegated(backend: Bac
     c = backend.counters
     before = {name: c.launches[name] + c.delegated[name] for name in ("write_kv", "paged_decode")}
     with scene(backend, (5, 9)) as s:
-        s.decode()
+        s.check()
     for name, count in before.items():
         own = name in {k for k in DELEGABLE if getattr(type(backend._driver), k) is not getattr(Driver, k)}
         assert c.launches[name] + c.delegated[name] > count

@@ -26,6 +26,7 @@ from forebay.specs.suite.kv import (
     new_pool,
     put_values,
     refused,
+    same_arrays,
     same_bits,
     scene,
     slot,
@@ -61,8 +62,7 @@ def test_direct_equals_gather(
         s.table[1, 2] = -1
         for params in asked(backend):
             direct, gather = s.decode(**params), s.decode(path="gather", **params)
-            same_bits(direct[0], gather[0])
-            same_bits(direct[1], gather[1])
+            same_arrays(direct, gather)
 
 
 @pytest.mark.clause("D4", "L2")
@@ -87,8 +87,7 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
             "softcap": draw(st.none() | st.floats(0.5, 9)) if backend.capabilities.softcap else None,
         }
         direct, gather = s.decode(**params), s.decode(path="gather", **params)
-        same_bits(direct[0], gather[0])
-        same_bits(direct[1], gather[1])
+        same_arrays(direct, gather)
 
 
 @pytest.mark.clause("D12", "C9")

@@ -160,10 +160,10 @@ def test_any_table_width(backend: Backend, width: int) -> None:
             assert got[0] == (4.0 if narrow == 1 else 4.5)
 
 
-@pytest.mark.refuses("D1")
+@pytest.mark.clause("D1")
 @pytest.mark.case("I07")
-def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
-    """Pages [7] and [1, 2, 3]: as rows of a table 7.0 and 2.0; packed in one line they are no table."""
+def test_page_lists_of_different_lengths_are_rows_of_a_table(backend: Backend) -> None:
+    """Pages [7] and [1, 2, 3], the shorter filled up with entries nobody reads: the means are 7.0 and 2.0."""
     with new_pool(backend, geometry(num_blocks=9, num_kv_heads=1)) as pool:
         page_values(backend, pool)
         first = pool.first_block
@@ -171,6 +171,13 @@ def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
             backend, pool, int32([7, 10**6, -1], [1, 2, 3]) + first * int32([1, 0, 0], [1, 1, 1]), [16, 48]
         )
         np.testing.assert_array_equal(got, [7.0, 2.0])
+
+
+@pytest.mark.refuses("D1")
+@pytest.mark.case("I07")
+def test_a_ragged_page_list_is_refused(backend: Backend) -> None:
+    """Pages [7] and [1, 2, 3] packed in one line are no table."""
+    with new_pool(backend, geometry(num_blocks=9, num_kv_heads=1)) as pool:
         q = backend.to_device(np.zeros((2, 1, HEAD_DIM), np.float32))
         ragged = int32(7, 1, 2, 3)
         for table, says in (
@@ -212,6 +219,7 @@ class Late:
         return call(self.scene, **({"q": self.q} | changes))
 
 
+@pytest.mark.clause("D1")
 @pytest.mark.refuses("D1", "D8")
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
@@ -244,6 +252,7 @@ class Late:
 def test_a_wrong_argument_is_refused(
     backend: Backend, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
+    """And the call that was right before is right after it."""
     with scene(backend, (33, 17)) as s:
         late = Late(s)
         with refused(backend, error, says, s.pool):

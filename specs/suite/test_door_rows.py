@@ -10,6 +10,7 @@ import pytest
 
 from forebay.specs import Backend, InvalidInput, WriteLoc
 from forebay.specs.suite import oracle
+from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
     HEAD_DIM,
     KV_DTYPES,
@@ -31,6 +32,11 @@ HARD = np.array(
     np.float32,
 )
 """Ties to even both ways, a value nearer to each side, tiny and large ones (all within float16)."""
+ROUNDED: dict[str, Callable[[Array], Array]] = {
+    "float32": lambda x: x,
+    "bfloat16": oracle.rounded,
+    "float16": lambda x: x.astype(np.float16).astype(np.float32),
+}
 
 
 @pytest.mark.clause("D1")
@@ -43,7 +49,7 @@ def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dt
     k = np.broadcast_to(np.resize(HARD, g.key_dim), (2, g.num_kv_heads, g.key_dim)).copy()
     k[1] *= -1
     device_k = backend.to_device(k, dtype)
-    given_k = backend.to_host(device_k).astype(np.float32)
+    given_k = ROUNDED[dtype](k)
     with new_pool(backend, g, layout) as pool:
         slots = [slot(pool, 0), slot(pool, 2, 3)]
         pool.write(0, WriteLoc.slots(int32(*slots)), device_k, None if layout == "LATENT" else device_k)
@@ -86,12 +92,16 @@ def test_rows_and_ids_may_be_strided(backend: Backend) -> None:
 
 @pytest.mark.clause("W6", "D1")
 def test_no_rows_are_a_legal_call(backend: Backend) -> None:
+    """They change nothing, and the doors work on."""
     g = geometry()
-    with new_pool(backend, g) as pool, unchanged(backend, pool):
+    with new_pool(backend, g) as pool:
+        put_values(backend, pool, [16], [3])
         none = WriteLoc.slots(np.zeros(0, np.int32))
-        pool.write(0, none, *device_rows(backend, g, []))
-        pool.copy(none, none)
-        assert [backend.to_host(x).shape for x in pool.read(0, none)] == [(0, 2, HEAD_DIM)] * 2
+        with unchanged(backend, pool):
+            pool.write(0, none, *device_rows(backend, g, []))
+            pool.copy(none, none)
+            assert [backend.to_host(x).shape for x in pool.read(0, none)] == [(0, 2, HEAD_DIM)] * 2
+        assert (backend.to_host(pool.read(0, WriteLoc.slots(int32(16)))[1]) == 3).all()
 
 
 @pytest.mark.refuses("W6", "D1", "W3")
@@ -188,7 +198,11 @@ def test_wrong_rows_and_layers_are_refused(backend: Backend) -> None:
 @pytest.mark.clause("L3")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_read_of_a_pad_is_zero_whatever_the_pool_holds(backend: Backend, layout: str) -> None:
+    """And the row between two pads is its own."""
     with new_pool(backend, geometry(layout), layout) as pool:
-        for ids in (int32(-1, -1), backend.to_device(int32(-1, -1))):
-            assert not any(backend.to_host(x).view(np.uint32).any() for x in pool.read(0, WriteLoc.slots(ids)))
+        put_values(backend, pool, [25], [3])
+        for ids in (int32(-1, 25, -1), backend.to_device(int32(-1, 25, -1))):
+            k, v = (backend.to_host(x) for x in pool.read(0, WriteLoc.slots(ids)))
+            assert not any(x[[0, 2]].view(np.uint32).any() for x in (k, v))
+            assert (v[1] == 3).all()
         assert pool.dropped == 0

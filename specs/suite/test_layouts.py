@@ -94,6 +94,8 @@ def test_the_backend_chooses_a_layout_it_supports(backend: Backend) -> None:
         with new_pool(backend, g, layout) as pool:
             assert pool.layout == (layout or pool.layout)
             assert pool.layout in backend.capabilities.layouts
+            put_values(backend, pool, [slot(pool, 0)], [3])
+            assert mean_of_values(backend, pool, int32([pool.first_block]), [1])[0] == 3
 
 
 @pytest.mark.refuses("L2", "D8")

@@ -18,7 +18,7 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import HEAD_DIM, geometry, int32
+from forebay.specs.suite.kv import HEAD_DIM, geometry, int32, put_values
 
 
 @pytest.mark.refuses("B6", "C13")
@@ -76,6 +76,7 @@ def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> Non
             backend.replay(trace)
         counts.append(backend.counters.launches["write_kv"] - before)
     assert counts == [1, 0, 1, 1]
+    assert (backend.to_host(pool.read(0, WriteLoc.slots(int32(16)))[0]) == 1).all()
     if trace is not None:
         backend.release(trace)
     backend.release(pool)
@@ -117,7 +118,13 @@ def test_parts_that_overlap_in_one_store_are_refused_and_interleaved_ones_taken(
         (both[:, 0], both[:, 1]),
         (both[:, 1], both[:, 0]),
     ):
-        backend.release(backend.wrap_pool((k, v), layout="NHD", geometry=g))
+        pool = backend.wrap_pool((k, v), layout="NHD", geometry=g)
+        put_values(backend, pool, [3], [7])
+        backend.synchronize()
+        assert (v[1, 1] == 7).all()
+        assert not k.any()
+        v[...] = 0
+        backend.release(pool)
 
 
 @pytest.mark.clause("B5")

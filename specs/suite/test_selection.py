@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pluggy
 import pytest
 
@@ -52,6 +53,7 @@ def test_one_broken_plugin_breaks_nothing_else(
 ) -> None:
     with open_backend(backend_name, manager=manager) as other:
         assert (other.name, other.mode) == (backend.name, backend.mode)
+        assert other.to_host(other.to_device(np.arange(4))).tolist() == [0, 1, 2, 3]
     with pytest.raises(BackendUnavailable, match=r"suite-broken-dist.*stale_dep") as caught:
         open_backend("suite_broken", manager=manager)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)

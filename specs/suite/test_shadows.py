@@ -82,6 +82,7 @@ def test_a_tickets_zeros_stay_when_the_reserve_is_used_again(backend: Backend, h
     got = ticket.get()
     assert got["zeros"].tolist() == [0, 0, 0, 0]
     assert got["view"].tolist() == [0, 0]
+    assert backend.fetch(spare).tolist() == [7, 7, 7, 7]
     backend.release(trace)
     backend.release(spare)
 

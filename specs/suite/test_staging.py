@@ -283,6 +283,7 @@ def test_staging_counts_what_it_uploads(backend: Backend, shadow: Shadow) -> Non
     stage(backend, k, v, shadow, [0, 1], [1, 2], 17)
     assert backend.counters.uploads > uploads
     assert backend.counters.upload_bytes - nbytes >= 17 * 2 * G.head_dim * 4 * 2
+    same_bits(content(backend, shadow, 1, 16)[0], k[0])
 
 
 @pytest.mark.clause("S1", "W3")

@@ -116,6 +116,8 @@ def test_the_namespace_creates_no_arrays(backend: Backend) -> None:
         "frombuffer",
     }
     assert [name for name in creators if hasattr(backend.xp, name)] == []
+    x = backend.to_device(np.arange(6, dtype=np.int32))
+    assert backend.to_host(backend.xp.reshape(x, (2, 3))).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.clause("C2", "C13")

@@ -44,6 +44,7 @@ SHARED = (
     test_decode_inputs.test_any_table_width,
     test_decode_inputs.test_int32_and_host_int64_tables_are_taken,
     test_decode_inputs.test_other_host_types_are_refused_by_name,
+    test_decode_inputs.test_page_lists_of_different_lengths_are_rows_of_a_table,
     test_door_rows.test_a_door_rounds_rows_to_the_pools_dtype,
     test_door_rows.test_a_wrong_location_is_refused_at_every_door,
     test_door_rows.test_nan_and_inf_survive_the_door,

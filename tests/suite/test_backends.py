@@ -12,12 +12,14 @@ import pytest
 TIMEOUT_S = 900
 
 
-def judge(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the suite over the backend ``name`` where no configuration of this checkout is seen."""
+def judge(name: str, folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the suite over the backend ``name`` where no configuration of this checkout is seen; modules of ``path`` come first."""
     command = [sys.executable, "-m", "pytest", "--pyargs", "forebay.specs.suite", "-q", "-p", "no:cacheprovider"]
     if name:
         command += ["--backend", name]
     surroundings = {key: value for key, value in os.environ.items() if not key.startswith(("FOREBAY_", "PYTEST_"))}
+    places = [str(place) for place in path] + surroundings.get("PYTHONPATH", "").split(os.pathsep)
+    surroundings["PYTHONPATH"] = os.pathsep.join(place for place in places if place)
     return subprocess.run(
         [*command, *arguments],
         cwd=folder,

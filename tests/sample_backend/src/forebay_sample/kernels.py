@@ -1,0 +1,144 @@
+"""The kernels of the device: doors of a pool and paged attention. They see memory alone: numpy arrays, and what is static.
+
+``k_view [NB, BS, Hkv, D]`` and ``v_view [NB, BS, Hkv, Dv]`` are one layer of a pool by its own strides; memory is changed in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from forebay.specs.attention import DecodeCall
+from forebay.specs.dtypes import HostArray
+from forebay.specs.geometry import KVGeometry
+from forebay.specs.slots import live_rows
+
+from .arrays import bits_of, values_of
+
+Views = tuple[HostArray, HostArray]
+LARGEST: Final = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is static about a pool: sizes, and the first block that is no sink."""
+
+    geometry: KVGeometry
+    first_block: int
+
+
+def count(counter: HostArray, n: int) -> None:
+    """Add to an int32 count ``[1]`` that stays at its largest value."""
+    counter[0] = min(int(counter[0]) + n, LARGEST)
+
+
+# -- doors: rows that are pads, in the sink or outside the pool are never stored (clause W6) ---------------------------------
+def write_rows(views: Views, slots: HostArray, rows: list[HostArray], dropped: HostArray, shape: Shape) -> None:
+    """Store rows in the pool's bytes; ``rows`` is K alone where V lies inside it."""
+    live, lost = live_rows(slots, shape.geometry, shape.first_block)
+    block, offset = np.divmod(slots[live], shape.geometry.block_size)
+    for view, new in zip(views, rows, strict=False):
+        view[block, offset] = new[live]
+    count(dropped, lost)
+
+
+def read_rows(views: Views, slots: HostArray, outs: list[HostArray], dropped: HostArray, shape: Shape) -> None:
+    """Fetch rows; those that are not live are zero."""
+    live, lost = live_rows(slots, shape.geometry, shape.first_block)
+    block, offset = np.divmod(slots[live], shape.geometry.block_size)
+    for view, out in zip(views, outs, strict=True):
+        out[...] = 0
+        out[live] = view[block, offset]
+    count(dropped, lost)
+
+
+def copy_rows(layers: list[Views], src: HostArray, dst: HostArray, dropped: HostArray, shape: Shape) -> None:
+    """Copy rows in every layer as if all reads came before all writes; a row counts as dropped once."""
+    g, first = shape.geometry, shape.first_block
+    live = live_rows(src, g, first)[0] & live_rows(dst, g, first)[0]
+    (from_block, from_offset), (block, offset) = (np.divmod(slots[live], g.block_size) for slots in (src, dst))
+    for views in layers:
+        moved = [view[from_block, from_offset] for view in views]
+        for view, rows in zip(views, moved, strict=True):
+            view[block, offset] = rows
+    count(dropped, int((~live & (src != -1) & (dst != -1)).sum()))
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------------
+def decode(views: Views, arrays: dict[str, HostArray], call: DecodeCall, q_dtype: str) -> None:
+    """Attention of every row and query by itself, so that its bits depend on nothing else (clause D5).
+
+    ``arrays``: ``q [B, T, Hq, D]``, ``table [B, width]``, ``visible [B]``, ``sinks [Hq]`` if there are some; written are
+    ``out [B, T, Hq, Dv]``, ``lse [B, T, Hq]`` and the count ``invalid [1]``. Both paths are this one kernel (clause D4).
+    """
+    q, queries = values_of(arrays["q"], q_dtype), arrays["q"].shape[1]
+    out = np.zeros(arrays["out"].shape, np.float32)
+    arrays["lse"][...] = -np.inf
+    invalid = 0
+    for b, visible in enumerate(arrays["visible"].tolist()):
+        ends = [max(visible - (queries - 1 - t), 0) for t in range(queries)]
+        starts = [0 if call.window is None else max(end - call.window, 0) for end in ends]
+        first = min(starts)
+        keys, values, bad = _gathered(views, arrays["table"][b], first, max(ends), call)
+        invalid += bad
+        for t, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if end > 0:
+                seen = slice(start - first, end - first)
+                out[b, t], arrays["lse"][b, t] = _attend(q[b, t], keys[seen], values[seen], call, arrays.get("sinks"))
+    arrays["out"][...] = bits_of(out, q_dtype)
+    count(arrays["invalid"], invalid)
+
+
+def _gathered(views: Views, row: HostArray, start: int, end: int, call: DecodeCall) -> tuple[HostArray, HostArray, int]:
+    """float32 keys and values of tokens ``start`` to ``end``, and how many of their blocks the pool does not have (zero rows)."""
+    g, position = call.pool.geometry, np.arange(start, end)
+    column = np.arange(start // g.block_size, -(-end // g.block_size))
+    blocks = np.full(len(column), -1, np.int64)
+    known = column < call.table_len
+    blocks[known] = row[column[known]]
+    valid = (blocks >= call.pool.first_block) & (blocks < g.num_blocks)
+    at = position // g.block_size - start // g.block_size
+    live = valid[at]
+    found = []
+    for view in views:
+        rows = np.zeros((end - start, *view.shape[2:]), np.float32)
+        rows[live] = values_of(view[blocks[at[live]], position[live] % g.block_size], g.dtype)
+        found.append(rows)
+    return found[0], found[1], int((~valid).sum())
+
+
+def _attend(
+    q: HostArray, keys: HostArray, values: HostArray, call: DecodeCall, sinks: HostArray | None
+) -> tuple[HostArray, HostArray]:
+    """One query ``[Hq, D]`` over all its keys ``[n, Hkv, D]``: out ``[Hq, Dv]`` and the natural-log LSE ``[Hq]``."""
+    kv_heads = keys.shape[1]
+    grouped = q.reshape(kv_heads, -1, q.shape[1])
+    scores = np.matmul(grouped, np.ascontiguousarray(keys.transpose(1, 2, 0))) * np.float32(call.scale)
+    if call.softcap is not None:
+        scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
+    peak = scores.max(-1, keepdims=True)
+    extra = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
+    if extra is not None:
+        peak = np.maximum(peak, extra)
+    weights = np.exp(scores - peak)
+    total = weights.sum(-1, keepdims=True)
+    if extra is not None:
+        total = total + np.exp(extra - peak)
+    out = np.matmul(weights, np.ascontiguousarray(values.transpose(1, 0, 2))) / total
+    return out.reshape(len(q), -1), (peak + np.log(total)).reshape(-1)
+
+
+def merge(outs: list[HostArray], lses: list[HostArray], dtype: str, made: HostArray, made_lse: HostArray) -> None:
+    """Weights ``exp(lse_i - lse)``; a part whose LSE is -inf is empty, whatever its output holds (clause D10)."""
+    with np.errstate(all="ignore"):
+        parts, lse = np.stack([values_of(x, dtype) for x in outs]), np.stack(lses)
+        empty, peak = np.isneginf(lse), lse.max(0)
+        none = np.isneginf(peak)
+        base = np.where(none, np.float32(0), peak)
+        weight = np.where(empty, np.float32(0), np.exp(lse - base))
+        total = np.where(none, np.float32(1), weight.sum(0))
+        merged = np.where(empty[..., None], np.float32(0), parts * (weight / total)[..., None]).sum(0)
+        made[...] = bits_of(merged, dtype)
+        made_lse[...] = np.where(none, np.float32(-np.inf), base + np.log(total))
