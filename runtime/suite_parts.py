@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from .lanes import Lanes
+from .ledger import Ledger
 from .plugins import PluginManager
 from .prefix_cache import PrefixCache
-from .state import DeviceState
+from .state import RECEIPT_FIELDS, DeviceState, SlotState
 from .variants import GREEDY
 
-__all__ = ["GREEDY", "DeviceState", "Lanes", "PluginManager", "PrefixCache"]
+__all__ = [
+    "GREEDY",
+    "RECEIPT_FIELDS",
+    "DeviceState",
+    "Lanes",
+    "Ledger",
+    "PluginManager",
+    "PrefixCache",
+    "SlotState",
+]

@@ -149,7 +149,9 @@ def _made(name: str, fields: Any) -> Iterator[Fault]:
     """The fault of one table, and its pair where it has a guard."""
     where = f"fault {name}"
     if not isinstance(fields, dict) or not {"clause", "title", "patch"} <= fields.keys() <= _FIELDS:
-        raise InvalidInput(f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], and nothing else")
+        raise InvalidInput(
+            f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], and nothing else"
+        )
     for field in ("clause", "title"):
         if not isinstance(fields[field], str) or not fields[field].strip():
             raise InvalidInput(f"{where}: {field} is {fields[field]!r}; expected a text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,9 +67,17 @@ def _differing(node: ast.expr, mine: object, other: object) -> Iterator[str]:
         elements = node.elts if written and isinstance(node, ast.Tuple | ast.List) else [node] * len(mine)
         for element, x, y in zip(elements, mine, other, strict=True):
             if _unlike(x, y):
-                yield from _differing(element, x, y)
+                yield from _named(x, y) or _differing(element, x, y)
     else:
         yield from _names(node)
+
+
+def _named(x: object, y: object) -> list[str]:
+    """Of two (name, value) pairs of one name, the words of it."""
+    match x, y:
+        case (str(name), _), (str(same), _) if name == same:
+            return re.findall(r"\w+", name)
+    return []
 
 
 def _keys(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> Iterator[str]:

@@ -18,9 +18,7 @@ from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault
 from forebay.specs.faults.seeding import NAMESPACE, check_applies, seed
 
-Verdict = Literal[
-    "killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"
-]
+Verdict = Literal["killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
 TIMEOUT_S: Final = 240.0
 _FORK: Final = multiprocessing.get_context("fork")
 
