@@ -36,18 +36,20 @@ def about(error: BaseException, compared: Compared | None) -> list[str]:
         return []
     for entry in reversed(list(pytest.ExceptionInfo.from_exception(leaf).traceback)):
         if Path(entry.path).resolve().parent == SUITE:
-            return sorted(set(_of_statement(_parsed(str(entry.statement)), compared)))
+            return names_in(str(entry.statement), compared)
     return []
 
 
-def _parsed(source: str) -> ast.AST | None:
+def names_in(statement: str, compared: Compared | None) -> list[str]:
+    """The same of one statement that did not hold, given as its source."""
     try:
-        return ast.parse(textwrap.dedent(source)).body[0]
+        parsed = ast.parse(textwrap.dedent(statement)).body[0]
     except (SyntaxError, IndexError):  # the first line of a block: no assertion
-        return None
+        return []
+    return sorted(set(_of_statement(parsed, compared)))
 
 
-def _of_statement(statement: ast.AST | None, compared: Compared | None) -> Iterator[str]:
+def _of_statement(statement: ast.AST, compared: Compared | None) -> Iterator[str]:
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])) if compared is not None:
             yield from _differing(left, compared.left, compared.right)

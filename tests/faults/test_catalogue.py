@@ -18,6 +18,13 @@ old = "a"
 new = "b"
 """
 
+GUARD = """
+[[one.guard]]
+module = "forebay.specs.pool"
+old = "c"
+new = "d"
+"""
+
 
 @pytest.mark.parametrize("name", faults())
 def test_every_fault_applies_and_compiles(name: str) -> None:
@@ -60,6 +67,9 @@ def test_a_patch_that_no_longer_applies_says_so() -> None:
         ('old = "a"', 'old = ""', "by another"),
         ('new = "b"', "", "module, old and new"),
         ("[[one.patch]]", "[one.patch]", "no \\[\\[patch\\]\\]"),
+        ('clause = "D3"', 'clause = "D3"\ncounter = "two words"', "counter is 'two words'"),
+        ('clause = "D3"', 'clause = "D3"\ncounter = ""', "counter is ''"),
+        ("[[one.patch]]", GUARD + "[[one.patch]]", "no counter that shows"),
     ],
 )
 def test_malformed_faults_are_refused(old: str, new: str, says: str) -> None:
@@ -74,3 +84,31 @@ def test_faults_are_selected_by_id() -> None:
     assert len(select([])) == len(faults())
     with pytest.raises(InvalidInput, match="no fault nosuch"):
         select([names[0], "nosuch"])
+
+
+def test_a_fault_that_a_guard_absorbs_makes_a_pair() -> None:
+    """The one is caught by its counter alone, the other by anything else."""
+    one, pair = parse("area", GOOD.replace('"D3"', '"D3"\ncounter = "launches[gather]"') + GUARD)
+    assert (one.id, one.pair_of, pair.id, pair.pair_of) == ("area.one", "", "area.one-unguarded", "area.one")
+    assert one.patches == pair.patches[:1]
+    assert pair.patches[1:] == (Patch("forebay.specs.pool", "c", "d"),)
+    by_counter, by_part, by_values = ["b", "gather", "launches"], ["gather"], ["got"]
+    for about, ones, pairs in (
+        (by_counter, True, False),
+        (by_part, False, True),
+        (by_values, False, True),
+        ([], False, False),
+    ):
+        assert one.is_killed_by(["D3", "C1"], about) is ones
+        assert pair.is_killed_by(["D3", "C1"], about) is pairs
+        assert not one.is_killed_by(["C1"], about)
+        assert not pair.is_killed_by(["C1"], about)
+
+
+def test_every_fault_with_a_guard_has_its_pair() -> None:
+    pairs = [fault for fault in faults().values() if fault.pair_of]
+    assert len(pairs) >= 10
+    for pair in pairs:
+        guarded = faults()[pair.pair_of]
+        assert (guarded.clause, guarded.counter, guarded.pair_of) == (pair.clause, pair.counter, "")
+        assert set(guarded.patches) < set(pair.patches)
