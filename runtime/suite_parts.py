@@ -5,10 +5,23 @@ from __future__ import annotations
 from .host_kv import HostKV
 from .kv_cache import KVCache
 from .lanes import Lanes
+from .ledger import Ledger
 from .plugins import PluginManager
 from .prefix_cache import PrefixCache
 from .selection import Requirements
-from .state import DeviceState
+from .state import RECEIPT_FIELDS, DeviceState, SlotState
 from .variants import GREEDY
 
-__all__ = ["GREEDY", "DeviceState", "HostKV", "KVCache", "Lanes", "PluginManager", "PrefixCache", "Requirements"]
+__all__ = [
+    "GREEDY",
+    "RECEIPT_FIELDS",
+    "DeviceState",
+    "HostKV",
+    "KVCache",
+    "Lanes",
+    "Ledger",
+    "PluginManager",
+    "PrefixCache",
+    "Requirements",
+    "SlotState",
+]

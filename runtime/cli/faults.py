@@ -19,7 +19,11 @@ def faults(
     list_only: Annotated[bool, typer.Option("--list", help="List the faults and their clauses.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Faults at a time.")] = os.cpu_count() or 1,
     matrix: Annotated[
-        Path | None, typer.Option(help="With --full: the folder for matrix.json and MATRIX.md.", metavar="FOLDER")
+        Path | None,
+        typer.Option(
+            help="With --full: the folder for matrix.json and MATRIX.md; a run that was interrupted goes on there.",
+            metavar="FOLDER",
+        ),
     ] = None,
 ) -> None:
     """Prove the suite: each seeded fault must make a test of its clause fail, and leave the plainest run right.
@@ -30,6 +34,7 @@ def faults(
     try:
         from forebay.specs.faults import catalogue, runner
         from forebay.specs.faults import matrix as matrices
+        from forebay.specs.faults.results import Results
     except ImportError as error:
         raise InvalidInput(f"seeding faults needs {error.name}: pip install 'forebay[suite]'") from error
     chosen = catalogue.select(names or [])
@@ -37,15 +42,31 @@ def faults(
         for fault in chosen:
             print(f"{fault.id:48} {fault.clause:4} {fault.title}")
         return
-    if matrix is not None and not (full and matrix.is_dir()):
-        raise InvalidInput(f"--matrix {matrix}: expected an existing folder, together with --full")
-    results = []
-    for result in runner.run(chosen, everything=full, workers=workers):
+    if matrix is not None and (names or not (full and matrix.is_dir())):
+        raise InvalidInput(
+            f"--matrix {matrix}: expected an existing folder, --full, and no FAULT, for it is of all of them"
+        )
+    results: list[runner.Result] = []
+
+    def show(result: runner.Result, when: str = "") -> None:
         results.append(result)
-        by = next(iter(result.killed_by), "")
-        print(f"{result.verdict:24} {result.fault.clause:4} {result.fault.id}  {result.detail or by}", flush=True)
+        by = next(iter(result.killers or result.killed_by), "")
+        said = result.detail or by
+        print(f"{result.verdict:24} {result.fault.clause:4} {result.fault.id}  {said}{when}", flush=True)
+
+    if matrix is None:
+        for result in runner.run(chosen, everything=full, workers=workers):
+            show(result)
+    else:
+        with Results(matrix / matrices.PARTIAL) as kept:
+            for result in kept.taken_up(chosen):
+                show(result, "  (an earlier run)")
+            done = {result.fault.id for result in results}
+            for result in runner.run([f for f in chosen if f.id not in done], everything=full, workers=workers):
+                kept.add(result)
+                show(result)
+        matrices.write(results, matrix)
+        kept.discard()
     bad = [result for result in results if not result.good]
     print(f"{len(results)} faults, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
-    if matrix is not None:
-        matrices.write(results, matrix)
     raise typer.Exit(1 if bad else 0)

@@ -1,10 +1,28 @@
-"""The faults as data: what each breaks, and the patches of source text that seed it."""
+"""The faults as data: what each breaks, and the patches of source text that seed it.
+
+.. code-block:: toml
+
+    [stale-visible]
+    clause = "C6"
+    title = "The visible length of a slot is left at what the last request retired with."
+    counter = "reseeds"          # only where tokens and bits stay right: the counter by which the fault shows
+    [[stale-visible.patch]]      # what seeds it
+    module = "forebay.runtime.state"
+    old = "text that occurs once"
+    new = "other text"
+    [[stale-visible.guard]]      # only where a guard absorbs it: what takes the guard away as well
+    ...
+
+A fault with a guard makes two: itself, caught by its counter, and its pair ``stale-visible-unguarded``, caught by values.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -12,8 +30,11 @@ from typing import Any, Final
 from forebay.specs.clauses import catalogue
 from forebay.specs.errors import InvalidInput
 
-_FIELDS: Final = {"clause", "title", "patch", "counter"}
+_FIELDS: Final = {"clause", "title", "patch", "counter", "guard"}
 _PATCH_FIELDS: Final = {"module", "old", "new"}
+_COUNTER: Final = re.compile(r"[a-z_]+(\[[a-z_]+\])?")
+UNGUARDED: Final = "-unguarded"
+"""What the id of a pair has more than that of the fault it was made of."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,8 @@ class Fault:
         clause: the clause it breaks.
         title: the mistake of real life it stands for.
         patches: what seeds it.
-        counter: the counter by which it shows although a guard absorbs it, or ``""``.
+        counter: the counter by which it shows although every value is right (``reseeds``, ``launches[gather]``), or ``""``.
+        pair_of: the fault that a guard absorbs, where this is the same one without the guard: it shows by values; else ``""``.
     """
 
     id: str
@@ -55,6 +77,26 @@ class Fault:
     title: str
     patches: tuple[Patch, ...]
     counter: str = ""
+    pair_of: str = ""
+
+    def is_killed_by(self, clauses: Iterable[str], about: Iterable[str]) -> bool:
+        """Whether a fallen test catches it.
+
+        ``clauses`` are those the test carries, ``about`` the names its failed assertion is about, none where it raised another
+        error: a fault with a counter has to fall by an assertion about that counter, its pair by one that is not.
+        """
+        if self.clause not in clauses:
+            return False
+        names = set(about)
+        by_counter = set(re.findall(r"\w+", self.counter)) <= names
+        if self.pair_of:
+            return bool(names) and not by_counter
+        return by_counter
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over every field."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
 @functools.cache
@@ -80,7 +122,7 @@ def parse(area: str, text: str) -> tuple[Fault, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"faults of {area}: not TOML: {error}") from error
-    return tuple(_fault(f"{area}.{name}", fields) for name, fields in data.items())
+    return tuple(fault for name, fields in data.items() for fault in _made(f"{area}.{name}", fields))
 
 
 def select(names: Iterable[str]) -> tuple[Fault, ...]:
@@ -103,21 +145,37 @@ def without_fault() -> tuple[str, ...]:
     return tuple(c.id for c in catalogue().in_force() if c.level == "MUST" and c.id not in broken)
 
 
-def _fault(name: str, fields: Any) -> Fault:
+def _made(name: str, fields: Any) -> Iterator[Fault]:
+    """The fault of one table, and its pair where it has a guard."""
     where = f"fault {name}"
     if not isinstance(fields, dict) or not {"clause", "title", "patch"} <= fields.keys() <= _FIELDS:
-        raise InvalidInput(f"{where}: expected clause, title, [[patch]] and perhaps counter, and nothing else")
-    if not isinstance(fields["patch"], list) or not fields["patch"]:
-        raise InvalidInput(f"{where}: it has no [[patch]]")
-    patches = []
-    for patch in fields["patch"]:
-        if not isinstance(patch, dict) or patch.keys() != _PATCH_FIELDS:
-            raise InvalidInput(f"{where}: a patch has module, old and new; got {sorted(patch)}")
-        if not patch["old"] or patch["old"] == patch["new"]:
-            raise InvalidInput(f"{where}: a patch replaces some text by another; got {patch['old']!r}")
-        patches.append(Patch(**patch))
+        raise InvalidInput(
+            f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], and nothing else"
+        )
     for field in ("clause", "title"):
         if not isinstance(fields[field], str) or not fields[field].strip():
             raise InvalidInput(f"{where}: {field} is {fields[field]!r}; expected a text")
+    counter = fields.get("counter", "")
+    if "counter" in fields and not (isinstance(counter, str) and _COUNTER.fullmatch(counter)):
+        raise InvalidInput(f"{where}: counter is {counter!r}; expected a name such as reseeds or launches[gather]")
+    patches = _patches(fields["patch"], "patch", where)
     clause = catalogue().clause(fields["clause"]).id
-    return Fault(name, clause, fields["title"], tuple(patches), str(fields.get("counter", "")))
+    yield Fault(name, clause, fields["title"], patches, counter)
+    if "guard" in fields:
+        if not counter:
+            raise InvalidInput(f"{where}: it has a [[guard]] and no counter that shows what the guard absorbs")
+        guard = _patches(fields["guard"], "guard", where)
+        yield Fault(
+            name + UNGUARDED, clause, f"{fields['title']} Nothing absorbs it.", patches + guard, counter, pair_of=name
+        )
+
+
+def _patches(data: Any, kind: str, where: str) -> tuple[Patch, ...]:
+    if not isinstance(data, list) or not data:
+        raise InvalidInput(f"{where}: it has no [[{kind}]]")
+    for patch in data:
+        if not isinstance(patch, dict) or patch.keys() != _PATCH_FIELDS:
+            raise InvalidInput(f"{where}: a {kind} has module, old and new; got {sorted(patch)}")
+        if not patch["old"] or patch["old"] == patch["new"]:
+            raise InvalidInput(f"{where}: a {kind} replaces some text by another; got {patch['old']!r}")
+    return tuple(Patch(**patch) for patch in data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,11 @@ import hypothesis
 import pytest
 
 from forebay.specs.faults.catalogue import Fault
+from forebay.specs.faults.evidence import Compared, about
+from forebay.specs.suite.collected import name_of
 
 BACKEND: Final = "sim"
+PACKAGE: Final = "forebay.specs.suite"
 PLAINEST: Final = "test_plainest.py"
 """Tests of one request, one block, contiguous NHD: a fault that breaks them is too coarse."""
 
@@ -27,24 +30,38 @@ class Judgement:
     Attributes:
         plain_failed: tests of the plainest run that fell, by id.
         failed: other tests that fell, by id, with the clauses they carry.
+        about: for each of them the names its failed assertion is about.
         ran: how many tests ran, the plainest included.
         error: why nothing could be run (the fault breaks the import), or ``""``.
     """
 
     plain_failed: list[str] = field(default_factory=list)
     failed: dict[str, list[str]] = field(default_factory=dict)
+    about: dict[str, list[str]] = field(default_factory=dict)
     ran: int = 0
     error: str = ""
+
+
+class Collector:
+    """A pytest plugin that notes which clauses each test carries, and runs none."""
+
+    def __init__(self) -> None:
+        self.clauses: dict[str, list[str]] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note the clauses."""
+        self.clauses = {name_of(item): clauses_of(item) for item in items}
 
 
 class Judge:
     """A pytest plugin that picks the tests of a clause, or all, and keeps what fell."""
 
-    def __init__(self, fault: Fault | None, *, everything: bool) -> None:
+    def __init__(self, fault: Fault, *, everything: bool) -> None:
         self._fault = fault
         self._everything = everything
-        self._clauses: Mapping[str, list[str]] = {}
+        self._compared: Compared | None = None
         self.judgement = Judgement()
+        self.killed = False
 
     def pytest_pycollect_makemodule(self) -> None:
         """Falling is enough: the smallest failing input is nobody's interest here."""
@@ -52,34 +69,48 @@ class Judge:
             "forebay-faults",
             hypothesis.settings.get_profile("forebay-suite"),
             phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+            report_multiple_bugs=False,
             print_blob=False,
         )
         hypothesis.settings.load_profile("forebay-faults")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave the plainest tests, first, and those of the clause."""
+        """Leave the plainest tests, first, and those of the clause, the cheap ones before the others."""
         plain = [item for item in items if _is_plain(item)]
         rest = [item for item in items if not _is_plain(item)]
-        self._clauses = {item.nodeid: clauses_of(item) for item in items}
-        if not self._everything and self._fault is not None:
-            rest = [item for item in rest if self._fault.clause in clauses_of(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(plain + rest)])
+        if not self._everything:
+            rest = sorted((item for item in rest if self._fault.clause in clauses_of(item)), key=_cost)
+        kept = {*plain, *rest}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = plain + rest
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what fell, in any phase."""
-        if report.when == "call" or report.outcome == "failed":
-            self.judgement.ran += report.when == "call"
-            if report.outcome == "failed":
-                if PLAINEST in report.nodeid:
-                    self.judgement.plain_failed.append(report.nodeid)
-                else:
-                    self.judgement.failed[report.nodeid] = self._clauses[report.nodeid]
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_assertrepr_compare(self, left: object, right: object) -> None:
+        """Keep both sides of a comparison that does not hold."""
+        self._compared = Compared(left, right)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Keep what fell, in any phase, and what its assertion is about."""
+        report = yield
+        made, name = self.judgement, name_of(item)
+        made.ran += report.when == "call"
+        if report.failed and _is_plain(item):
+            made.plain_failed.append(name)
+        elif report.failed:
+            said = [] if call.excinfo is None else about(call.excinfo.value, self._compared)
+            made.failed[name] = clauses_of(item)
+            made.about.setdefault(name, said)
+            self.killed = self.killed or self._fault.is_killed_by(made.failed[name], made.about[name])
+        self._compared = None
+        return report
 
     def pytest_runtest_logfinish(self) -> None:
-        """Stop at the first kill unless everything is asked for."""
-        if self.judgement.failed and not self._everything:
-            raise pytest.exit.Exception("killed")
+        """Stop at the first kill unless everything is asked for, and where the plainest run falls."""
+        if self.judgement.plain_failed or (self.killed and not self._everything):
+            raise pytest.exit.Exception("judged")
 
 
 def clauses_of(item: pytest.Item) -> list[str]:
@@ -89,39 +120,51 @@ def clauses_of(item: pytest.Item) -> list[str]:
     )
 
 
-def judge(fault: Fault | None, *, everything: bool) -> Judgement:
-    """Run the suite on ``sim`` in this process, into which ``fault`` has been seeded; its output is dropped."""
+def collect() -> dict[str, list[str]]:
+    """The clauses of every test of the suite, by id."""
+    collector = Collector()
+    _pytest([PACKAGE], collector, "--collect-only")
+    return collector.clauses
+
+
+def files_of(clause: str, clauses: Mapping[str, list[str]]) -> list[str]:
+    """Modules of the suite that hold the plainest tests or one of a clause; ``clauses`` are those of every test (:func:`collect`)."""
+    named = [PLAINEST, *(test.partition("::")[0] for test, carried in clauses.items() if clause in carried)]
+    return [f"{PACKAGE}.{Path(name).stem}" for name in dict.fromkeys(named)]
+
+
+def judge(fault: Fault, modules: Sequence[str] = (), *, everything: bool) -> Judgement:
+    """Run the suite, or ``modules`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped."""
     judge_plugin = Judge(fault, everything=everything)
-    with tempfile.TemporaryDirectory() as folder, _elsewhere(Path(folder)):
-        empty = Path("pytest.ini")
-        empty.write_text("[pytest]\n", encoding="utf-8")
-        arguments: list[Any] = [
-            "--pyargs",
-            "forebay.specs.suite",
-            "--backend",
-            BACKEND,
-            "-q",
-            "--tb=no",
-            "-c",
-            str(empty),
-        ]
-        ended = "it ended"
-        try:
-            status = pytest.main(
-                [*arguments, "-p", "no:cacheprovider", "--import-mode=importlib"], plugins=[judge_plugin]
-            )
-            ended = f"pytest ended with {int(status)}"
-        # Closing a backend that a fault has broken may raise anything, once every test has had its say.
-        except Exception as error:  # noqa: BLE001
-            ended = f"{type(error).__name__}: {error}"
+    ended = _pytest(modules or [PACKAGE], judge_plugin)
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:
         made.error = f"no test ran: {ended}"
     return made
 
 
+def _pytest(modules: Sequence[str], plugin: object, *options: str) -> str:
+    """Run pytest in a folder of its own; says how it ended."""
+    with tempfile.TemporaryDirectory() as folder, _elsewhere(Path(folder)):
+        empty = Path("pytest.ini")
+        empty.write_text("[pytest]\n", encoding="utf-8")
+        arguments: list[Any] = ["--pyargs", *modules, "--backend", BACKEND, "-q", "--tb=no", "-c", str(empty), *options]
+        try:
+            status = pytest.main([*arguments, "-p", "no:cacheprovider", "--import-mode=importlib"], plugins=[plugin])
+        # Closing a backend that a fault has broken may raise anything, once every test has had its say.
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
+        return f"pytest ended with {int(status)}"
+
+
+def _cost(item: pytest.Item) -> tuple[bool, bool]:
+    """Tests that draw many examples last, and those of a whole engine behind those of a part."""
+    drawn = bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+    return drawn, "make_engine" in getattr(item, "fixturenames", ())
+
+
 def _is_plain(item: pytest.Item) -> bool:
-    return PLAINEST in item.nodeid
+    return item.path.name == PLAINEST
 
 
 @contextlib.contextmanager

@@ -15,10 +15,15 @@ from forebay.specs.suite.digest import suite_hash
 
 MATRIX_JSON: Final = "matrix.json"
 MATRIX_PAGE: Final = "MATRIX.md"
+PARTIAL: Final = "matrix.partial"
+"""Results of a run that has not come to its end."""
 
 
 def matrix(results: Iterable[Result]) -> dict[str, Any]:
-    """The matrix as plain data: for each fault its clause, verdict and, by clause, how many tests fell."""
+    """The matrix as plain data: for each fault its clause, verdict, how many tests fell and caught it, and how many fell by clause.
+
+    A fault with a counter is caught only by assertions about that counter, its pair only by others.
+    """
     faults = {}
     for result in sorted(results, key=lambda result: result.fault.id):
         fallen = Counter(clause for clauses in result.killed_by.values() for clause in clauses)
@@ -26,7 +31,9 @@ def matrix(results: Iterable[Result]) -> dict[str, Any]:
             "clause": result.fault.clause,
             "title": result.fault.title,
             "counter": result.fault.counter,
+            "pair_of": result.fault.pair_of,
             "verdict": result.verdict,
+            "tests_catching": len(result.killers),
             "tests_fallen": len(result.killed_by),
             "tests_run": result.ran,
             "fallen_by_clause": {c.id: fallen[c.id] for c in catalogue().in_force() if fallen[c.id]},
@@ -43,21 +50,34 @@ def page(data: dict[str, Any]) -> str:
     """The matrix as Markdown: a line a fault."""
     faults = data["faults"]
     killed = sum(fault["verdict"] == "killed" for fault in faults.values())
+    pairs = sum(bool(fault["pair_of"]) for fault in faults.values())
     lines = [
         "# Clause × fault matrix",
         "",
         "Written by `forebay faults --full --matrix FOLDER`: every seeded fault, the clause it breaks, and how many tests of which",
         f"clauses fell in the whole suite on `sim`. Contract {data['spec_version']}, suite {data['suite_hash'][:16]}.",
         "",
-        f"{killed} of {len(faults)} faults were killed by a test of their own clause.",
+        f"{killed} of {len(faults)} faults were killed by a test of their own clause; {pairs} of them are pairs.",
         "Clauses without a fault: " + (", ".join(data["clauses_without_fault"]) or "none") + ".",
         "",
-        "| fault | clause | verdict | tests fallen | by clause |",
-        "|---|---|---|---|---|",
+        "A fault with a counter leaves every value right, so only tests whose failed assertion is about that counter catch it. Where a",
+        "guard absorbs it there is a pair, `-unguarded`: the same fault without the guard, which only assertions about values catch.",
+        "",
+        "| fault | clause | verdict | by counter | tests catching | tests fallen | by clause |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, fault in faults.items():
         by_clause = " ".join(f"{clause}:{n}" for clause, n in fault["fallen_by_clause"].items())
-        lines.append(f"| `{name}` | {fault['clause']} | {fault['verdict']} | {fault['tests_fallen']} | {by_clause} |")
+        counter = "" if fault["pair_of"] else fault["counter"]
+        cells = (
+            f"`{name}`",
+            fault["clause"],
+            fault["verdict"],
+            counter,
+            fault["tests_catching"],
+            fault["tests_fallen"],
+        )
+        lines.append("| " + " | ".join(str(cell) for cell in (*cells, by_clause)) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import gc
 import multiprocessing
 import multiprocessing.connection
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final, Literal
 
 from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault
+from forebay.specs.faults.seeding import NAMESPACE, check_applies, seed
 
-Verdict = Literal["killed", "survived", "killed by another clause", "too coarse", "does not apply"]
+Verdict = Literal["killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
 TIMEOUT_S: Final = 240.0
+_FORK: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -21,8 +28,10 @@ class Result:
     """What became of one fault.
 
     Attributes:
+        verdict: ``killed otherwise`` by tests of its clause, but not by its counter, or its pair by nothing but that counter.
         killed_by: tests that fell, by id, with the clauses they carry.
         detail: what else there is to say: the error, the plainest test that fell, a timeout.
+        about: by test that fell, the names its failed assertion is about.
     """
 
     fault: Fault
@@ -31,39 +40,86 @@ class Result:
     ran: int
     seconds: float
     detail: str = ""
+    about: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
         """Whether the suite caught the fault by a test of its clause, and the fault leaves the plainest run right."""
         return self.verdict == "killed"
 
+    @property
+    def killers(self) -> list[str]:
+        """The tests that catch it: those of its clause, by its counter where it has one."""
+        return [
+            test
+            for test, clauses in self.killed_by.items()
+            if self.fault.is_killed_by(clauses, self.about.get(test, ()))
+        ]
+
 
 def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[Result]:
     """Seed each fault, ``workers`` at a time; results as they come.
 
-    ``everything`` runs the whole suite on each; else the tests of its clause up to the first that falls.
+    ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it.
     """
     waiting, running = list(faults), list[_Running]()
-    while waiting or running:
-        while waiting and len(running) < workers:
-            running.append(_Running(waiting.pop(0), everything, timeout_s))
-        multiprocessing.connection.wait([one.end for one in running], timeout=1.0)
-        for one in list(running):
-            result = one.result()
-            if result is not None:
-                running.remove(one)
-                yield result
+    clauses = {} if everything or not faults else _warmed()
+    gc.freeze()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_Running(waiting.pop(0), clauses, timeout_s))
+            multiprocessing.connection.wait([one.end for one in running], timeout=1.0)
+            for one in list(running):
+                result = one.result()
+                if result is not None:
+                    running.remove(one)
+                    yield result
+    finally:
+        gc.unfreeze()
+        for one in running:
+            one.stop()
+
+
+def _warmed() -> dict[str, list[str]]:
+    """The clauses of every test of the suite.
+
+    The suite is collected in a process of its own; what that imports of other people's libraries is imported here too, so that it need
+    not be in the process of each fault.
+    """
+    end, there = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_collect, args=(there,))
+    process.start()
+    there.close()
+    clauses: dict[str, list[str]]
+    names: list[str]
+    clauses, names = end.recv()
+    process.join()
+    for name in names:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):  # no module of a library, or one that wants another surrounding
+                import_module(name)
+    return clauses
+
+
+def _collect(there: multiprocessing.connection.Connection) -> None:
+    from forebay.specs.faults.judging import collect
+
+    before = set(sys.modules)
+    clauses = collect()
+    names = [name for name in sys.modules if name not in before and not name.startswith((NAMESPACE, "__"))]
+    there.send((clauses, [name for name in names if getattr(sys.modules[name], "__spec__", None) is not None]))
+    there.close()
 
 
 class _Running:
     """One fault in its process."""
 
-    def __init__(self, fault: Fault, everything: bool, timeout_s: float) -> None:
-        context = multiprocessing.get_context("fork")
+    def __init__(self, fault: Fault, clauses: Mapping[str, list[str]], timeout_s: float) -> None:
         self._fault, self._timeout_s = fault, timeout_s
         self._began = time.monotonic()
-        self.end, there = context.Pipe(duplex=False)
-        self._process = context.Process(target=_seed_and_judge, args=(fault, everything, there))
+        self.end, there = _FORK.Pipe(duplex=False)
+        self._process = _FORK.Process(target=_seed_and_judge, args=(fault, clauses, there))
         self._process.start()
         there.close()
 
@@ -84,15 +140,21 @@ class _Running:
         self.end.close()
         return _result(self._fault, said, seconds)
 
+    def stop(self) -> None:
+        """End the process, whatever it is at."""
+        self._process.kill()
+        self._joined()
+        self.end.close()
+
     def _joined(self) -> int | None:
         self._process.join(10)
         return self._process.exitcode
 
 
-def _seed_and_judge(fault: Fault, everything: bool, there: multiprocessing.connection.Connection) -> None:
-    """The child process: nothing of Forebay that a fault may patch is kept from the parent."""
-    from forebay.specs.faults.seeding import check_applies, seed
-
+def _seed_and_judge(
+    fault: Fault, clauses: Mapping[str, list[str]], there: multiprocessing.connection.Connection
+) -> None:
+    """The child process: nothing of Forebay that a fault may patch is kept from the parent. Without ``clauses`` it runs everything."""
     try:
         check_applies(fault)
     except InvalidInput as error:
@@ -100,12 +162,11 @@ def _seed_and_judge(fault: Fault, everything: bool, there: multiprocessing.conne
         return
     try:
         seed(fault)
-        from forebay.specs.faults.judging import judge
+        from forebay.specs.faults.judging import files_of, judge
 
-        said = vars(judge(fault, everything=everything))
-        if not everything and not said["failed"] and not said["plain_failed"] and not said["error"]:
-            others = judge(fault, everything=True)
-            said = vars(others)
+        said = vars(judge(fault, files_of(fault.clause, clauses) if clauses else (), everything=not clauses))
+        if clauses and not said["failed"] and not said["plain_failed"] and not said["error"]:
+            said = vars(judge(fault, everything=True))
     except Exception as error:  # noqa: BLE001  # whatever a fault breaks is what there is to say of it
         said = {"error": f"{type(error).__name__}: {error}"}
     there.send(said)
@@ -114,15 +175,23 @@ def _seed_and_judge(fault: Fault, everything: bool, there: multiprocessing.conne
 
 def _result(fault: Fault, said: dict[str, Any], seconds: float) -> Result:
     plain, failed, error = said.get("plain_failed", []), said.get("failed", {}), said.get("error", "")
-    by_clause = any(fault.clause in clauses for clauses in failed.values())
-    verdict: Verdict
-    detail = ""
-    if not said.get("applies", True):
-        verdict, detail = "does not apply", error
-    elif plain or (error and not failed):
-        verdict, detail = "too coarse", error or f"the plainest run falls: {plain[0]}"
-    elif by_clause:
-        verdict = "killed"
-    else:
-        verdict = "killed by another clause" if failed else "survived"
-    return Result(fault, verdict, failed, said.get("ran", 0), seconds, detail)
+    made = Result(fault, "killed", failed, said.get("ran", 0), seconds, about=said.get("about", {}))
+    verdict, detail = _verdict(made, plain, "" if said.get("applies", True) else error, error)
+    return dataclasses.replace(made, verdict=verdict, detail=detail)
+
+
+def _verdict(made: Result, plain: Sequence[str], no_longer: str, error: str) -> tuple[Verdict, str]:
+    fault, failed = made.fault, made.killed_by
+    if no_longer:
+        return "does not apply", no_longer
+    if plain or (error and not failed):
+        return "too coarse", error or f"the plainest run falls: {plain[0]}"
+    if made.killers:
+        return "killed", ""
+    if any(fault.clause in clauses for clauses in failed.values()):
+        if fault.pair_of:
+            return "killed otherwise", f"no assertion about a value fell, {fault.counter} apart"
+        return "killed otherwise", f"no assertion about {fault.counter} fell"
+    if failed:
+        return "killed by another clause", ", ".join(sorted({c for clauses in failed.values() for c in clauses}))
+    return "survived", ""

@@ -190,9 +190,13 @@ def unchanged(backend: Backend, *things: Pool | Buffer) -> Iterator[None]:
 def refused(backend: Backend, error: type[Exception], says: str, *things: Pool | Buffer) -> Iterator[None]:
     """The body raises ``error`` with a message that says so, before any device work, and no byte of ``things`` changes."""
 
-    def work() -> tuple[Counter[str], Counter[str], int]:
+    def work() -> dict[str, Counter[str] | int]:
         counters = backend.counters
-        return Counter(counters.launches), Counter(counters.delegated), counters.uploads
+        return {
+            "launches": Counter(counters.launches),
+            "delegated": Counter(counters.delegated),
+            "uploads": counters.uploads,
+        }
 
     with unchanged(backend, *things):
         before = work()

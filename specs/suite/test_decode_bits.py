@@ -97,13 +97,13 @@ def test_only_the_switch_selects_gather(backend: Backend, heads: int, kv_heads: 
     with scene(backend, (70, 0, 513), heads=heads, num_kv_heads=kv_heads, head_dim=dim) as s:
         for path in ("direct", "gather"):
             for params in asked(backend):
-                before = {name: done(backend, name) for name in ("gather", "paged_decode")}
+                before = {name: launches(backend, name) for name in ("gather", "paged_decode")}
                 s.decode(path=path, **params)
-                assert done(backend, "paged_decode") == before["paged_decode"] + 1
-                assert done(backend, "gather") == before["gather"] + (path == "gather")
+                assert launches(backend, "paged_decode") == before["paged_decode"] + 1
+                assert launches(backend, "gather") == before["gather"] + (path == "gather")
 
 
-def done(backend: Backend, operation: str) -> int:
+def launches(backend: Backend, operation: str) -> int:
     """How often an operation ran, in a kernel or in numpy."""
     return backend.counters.launches[operation] + backend.counters.delegated[operation]
 

@@ -1,28 +1,30 @@
-"""The engine over the judged backend: arms, boundaries, receipts, Lanes and counts (clauses S6, C3 to C11)."""
+"""The engine over the judged backend: arms, boundaries and counts (clauses D8, S6, C3 to C11)."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
-from forebay.specs import Backend, CaptureDeclined, Segment
+from forebay.specs import Backend
+from forebay.specs.errors import InvalidLayout
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import unchanged
+from forebay.specs.suite.kv import refused, unchanged
 
 MakeEngine = Callable[..., Any]
 PROMPTS = [[*range(3, 17)], [*range(7, 37)], [20], [*range(21, 43)], [*range(30, 38)]]
 LENGTHS = (20, 12, 30, 14, 18)
 """Requests for three slots, each of two or three blocks: the last two begin where others have ended."""
 INPUTS = ("token", "position", "visible", "epoch", "limit", "seed", "table", "stop")
-ROUNDS = 40
 
 
 def params(runtime: ModuleType, **options: Any) -> list[Any]:
-    return [runtime.SamplingParams(max_tokens=n, ignore_eos=True, **options) for n in LENGTHS]
+    """Of each request, with a stop token of its own."""
+    return [runtime.SamplingParams(max_tokens=n, stop_token_ids=(n,), ignore_eos=True, **options) for n in LENGTHS]
 
 
 def generate(engine: Any, runtime: ModuleType, **options: Any) -> list[list[int]]:
@@ -53,9 +55,10 @@ def test_draws_are_the_same_in_every_arm_and_batch(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType
 ) -> None:
     options = {"temperature": 0.8, "top_k": 50, "seed": 5, "repetition_penalty": 1.1}
-    answers = [generate(make_engine(backend, arm=arm), runtime, **options) for arm in ("eager", "captured")]
-    answers.append(generate(make_engine(backend, slots=1), runtime, **options))
+    engines = [make_engine(backend, arm="eager"), make_engine(backend), make_engine(backend, slots=1)]
+    answers = [generate(engine, runtime, **options) for engine in engines]
     assert answers[0] == answers[1] == answers[2]
+    assert [engine.report()["engine"]["reseeds"] for engine in engines] == [0, 0, 0]
     assert answers[0] != generate(make_engine(backend), runtime, **{**options, "seed": 6})
 
 
@@ -87,6 +90,7 @@ def test_a_table_row_goes_up_when_a_block_is_added_and_only_then(
         engine.step()
         uploads.append(backend.counters.uploads - before)
     assert list(request.token_ids) == alone[2]
+    assert engine.report()["engine"]["reseeds"] == 0
     assert set(uploads) == {0, 1}
     assert 1 <= sum(uploads) <= 3
 
@@ -215,82 +219,13 @@ def test_preempted_requests_are_computed_anew(
     assert engine.report()["memory"]["blocks_allocated"] == 0
 
 
-# -- Lanes -----------------------------------------------------------------------------------------------------------------
-
-
-class Counted:
-    """Lanes whose step adds 1 to the first rows of a Buffer."""
-
-    def __init__(self, backend: Backend, internals: ModuleType, mode: str, max_rewarm: int = 2) -> None:
-        self.backend, self.greedy = backend, internals.GREEDY
-        self.rows = backend.buffer("rows", np.zeros(4, np.int32))
-        self.lanes = internals.Lanes(backend, self.segment, 4, mode, max_rewarm)
-
-    def segment(self, bucket: int, variant: Any) -> Segment:
-        def fn(b: Backend) -> Any:
-            return {self.rows: b.xp.head(self.rows.get(), bucket) + 1}, {"rows": b.xp.head(self.rows.get(), bucket)}
-
-        return Segment("count", fn, key=(bucket, variant), updates=(self.rows,))
-
-    def acts(self, bucket: int = 2) -> tuple[int, int, int]:
-        """(runs, captures, replays) of one step."""
-        c = self.backend.counters
-        before = (c.run, c.capture, c.replay)
-        self.lanes.step(bucket, self.greedy).get()
-        return c.run - before[0], c.capture - before[1], c.replay - before[2]
-
-    def close(self) -> None:
-        self.lanes.close()
-        self.backend.release(self.rows)
-
-
-@pytest.mark.clause("C11", "C7", "C1")
-def test_a_bucket_runs_once_and_then_replays(backend: Backend, internals: ModuleType) -> None:
-    for mode, steady in (("off", (1, 0, 0)), ("auto", (0, 0, 1)), ("required", (0, 0, 1))):
-        lanes = Counted(backend, internals, mode)
-        second = (1, 0, 0) if mode == "off" else (0, 1, 1)
-        assert [lanes.acts() for _ in range(4)] == [(1, 0, 0), second, steady, steady]
-        assert [lanes.acts(4) for _ in range(2)] == [(1, 0, 0), second]
-        assert lanes.acts() == steady
-        assert backend.fetch(lanes.rows).tolist() == [7, 7, 2, 2]
-        lanes.close()
-
-
-@pytest.fixture
-def declining(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[int]:
-    """How many captures the device has declined: all of them, for the test."""
-    tried: list[int] = []
-
-    def capture(step: Any) -> Any:
-        tried.append(1)
-        raise CaptureDeclined("no room for a trace")
-
-    monkeypatch.setattr(backend._driver, "capture", capture)
-    return tried
-
-
-@pytest.mark.clause("C8", "C9")
-def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: ModuleType, declining: list[int]) -> None:
-    lanes = Counted(backend, internals, "auto", max_rewarm=2)
-    declined = backend.counters.declined
-    for _ in range(ROUNDS):
-        assert lanes.acts() == (1, 0, 0)
-    assert len(declining) == 3
-    assert backend.counters.declined - declined == 3
-    (report,) = lanes.lanes.report()
-    assert report["declined"] == 3
-    assert "declined 3 times in a row" in report["eager_reason"]
-    assert backend.fetch(lanes.rows).tolist() == [ROUNDS, ROUNDS, 0, 0]
-    lanes.close()
-
-
-@pytest.mark.refuses("C11")
-def test_required_capture_raises_when_the_device_declines(
-    backend: Backend, internals: ModuleType, declining: list[int]
+@pytest.mark.refuses("D8")
+def test_an_engine_refuses_heads_that_do_not_divide_before_it_puts_anything_on_the_device(
+    backend: Backend, runtime: ModuleType, model: Any
 ) -> None:
-    lanes = Counted(backend, internals, "required")
-    lanes.acts()
-    with pytest.raises(CaptureDeclined, match="no room"):
-        lanes.acts()
-    assert len(declining) == 1
-    lanes.close()
+    """However the model was loaded: this one's configuration was never checked by a loader."""
+    config = copy.copy(model.config)
+    object.__setattr__(config, "num_kv_heads", 3)
+    unchecked = replace(model, folder=replace(model.folder, config=config))
+    with refused(backend, InvalidLayout, "4 query heads are not a multiple of 3 KV heads"):
+        runtime.Engine(unchecked, backend, settings=runtime.Settings(), slots=1, max_len=16)

@@ -63,7 +63,7 @@ def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> Non
         return {}, {}
 
     segment = Segment("write", step, reads=(slots, rows), pools=(pool,))
-    counts = []
+    launches = []
     backend.run(segment)
     trace = None
     for act in ("run", "capture", "replay", "replay"):
@@ -74,8 +74,8 @@ def test_launches_of_runs_and_replays_are_counted_alike(backend: Backend) -> Non
             trace = backend.capture(segment)
         elif trace is not None:
             backend.replay(trace)
-        counts.append(backend.counters.launches["write_kv"] - before)
-    assert counts == [1, 0, 1, 1]
+        launches.append(backend.counters.launches["write_kv"] - before)
+    assert launches == [1, 0, 1, 1]
     assert (backend.to_host(pool.read(0, WriteLoc.slots(int32(16)))[0]) == 1).all()
     if trace is not None:
         backend.release(trace)

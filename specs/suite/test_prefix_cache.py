@@ -11,6 +11,8 @@ import pytest
 from forebay.specs import Backend
 
 Made = tuple[Any, Any]
+MakeEngine = Callable[..., Any]
+PROMPT = [*range(3, 17)]
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_what_was_evicted_is_not_found(made: Made) -> None:
 
 @pytest.mark.clause("L6", "L5")
 def test_an_engine_reuses_what_it_has_computed_and_copies_before_it_writes(
-    backend: Backend, make_engine: Callable[..., Any], runtime: ModuleType
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
 ) -> None:
     """Prompts with a common beginning, then two samples of one prompt: the tokens of an engine that shares nothing."""
     prompts = [[*range(3, 38)], [*range(3, 35), 90, 91], [*range(3, 19), 99]]
@@ -117,3 +119,60 @@ def test_an_engine_reuses_what_it_has_computed_and_copies_before_it_writes(
     (twice,) = engine.generate([fork], runtime.SamplingParams(max_tokens=5, ignore_eos=True, n=2))
     assert [r.token_ids for r in twice.samples] == [alone.token_ids] * 2
     assert engine.report()["engine"]["block_copies"] >= 1
+
+
+@pytest.mark.clause("L6")
+def test_a_block_never_follows_whoever_has_its_parents_place(runtime: ModuleType, internals: ModuleType) -> None:
+    """Its parent is not evicted before it, and a new owner of the parent's block is not its parent."""
+    allocator = runtime.BlockAllocator(3)
+    cache = internals.PrefixCache(allocator, 2)
+    blocks = allocator.allocate(2)
+    cache.publish([1, 2, 3, 4], blocks, "")
+    allocator.free(blocks[:1])
+    cache.evict(2)
+    place = allocator.allocate(allocator.num_free)
+    if place:
+        cache.publish([7, 8], place, "")
+    assert blocks[1] not in cache.match([7, 8, 3, 4, 9], "")
+    assert place == []
+
+
+@pytest.mark.clause("L6")
+def test_a_block_whose_last_token_was_never_computed_is_not_cached(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+) -> None:
+    """The last token of an answer fills its block, but no step ever consumed it: the block has a row nobody wrote."""
+    params = runtime.SamplingParams(max_tokens=18, ignore_eos=True)
+    engine = make_engine(backend, prefix_reuse=True)
+    first = engine.generate([PROMPT], params)[0].token_ids
+    longer = [*PROMPT, *first, 99, 98]
+    (plain,) = make_engine(backend).generate([longer], params)
+    (shared,) = engine.generate([longer], params)
+    assert engine.report()["engine"]["reused_tokens"] == 16
+    assert shared.token_ids == plain.token_ids
+
+
+@pytest.mark.clause("L6", "C5")
+def test_prefixes_are_forgotten_once_a_row_wrote_out_of_its_place(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+) -> None:
+    """A row whose table names a cached block writes into it: what is cached is not that prefix's KV any more."""
+    params = runtime.SamplingParams(max_tokens=10, ignore_eos=True)
+    cached, other = [*range(30, 70)], [50, 51]
+    plain = make_engine(backend, slots=1).generate([cached], params)[0].token_ids
+    engine = make_engine(backend, slots=1, prefix_reuse=True)
+    assert engine.generate([cached], params)[0].token_ids == plain
+    engine.add(other, params)
+    for _ in range(3):
+        engine.step()
+    table = engine._parts.device.table
+    row = backend.fetch(table)[:1].copy()
+    position = engine._core.decoder.ledger.next_position(0)
+    row[0, position // 16] = engine._core.cache.prefix.entries()[0][2]
+    backend.upload(table, row, 0)
+    while engine.has_work:
+        engine.step()
+    assert engine.report()["engine"]["reseeds"] == 1
+    reused = engine.report()["engine"]["reused_tokens"]
+    assert engine.generate([cached], params)[0].token_ids == plain
+    assert engine.report()["engine"]["reused_tokens"] == reused

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pluggy
 import pytest
 
-from forebay.specs import Backend, BackendUnavailable, UnknownBackend, Unsupported
+from forebay.specs import Backend, BackendUnavailable, InvalidInput, UnknownBackend, Unsupported
 from forebay.specs.descriptor import HOOK_PROJECT, Availability, BackendDescriptor, ModeDescriptor
+from forebay.specs.driver import Driver
 from forebay.specs.suite.fixtures import OpenBackend
 
 FOUND = Availability(usable=True, reason="a device")
@@ -32,9 +36,12 @@ def forbidden(**_: Any) -> Any:
     raise RuntimeError("the driver was loaded")
 
 
-def described(name: str, *, kind: Any = "accelerator", found: Availability = FOUND, **mode: Any) -> BackendDescriptor:
-    modes = (ModeDescriptor("", kind, forbidden, lambda: found, **mode),)
-    return BackendDescriptor(name, name, modes, f"pip install {name}")
+def described(
+    name: str, *, kind: Any = "accelerator", found: Availability = FOUND, load: Any = forbidden, **mode: Any
+) -> BackendDescriptor:
+    return BackendDescriptor(
+        name, name, (ModeDescriptor("", kind, load, lambda: found, **mode),), f"pip install {name}"
+    )
 
 
 @pytest.fixture
@@ -145,3 +152,98 @@ def test_the_call_goes_before_the_settings_and_the_choice_is_reported(
         assert chosen.selection.requested == backend_name
     with pytest.raises(UnknownBackend, match="nosuch"):
         open_backend(None, settings=settings, manager=manager)
+
+
+@pytest.mark.clause("B1")
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "SystemExit"])
+def test_whatever_a_plugin_raises_breaks_nothing_else(
+    internals: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """Installed beside the others, it raises on import: they are found as before, and its error is kept."""
+    others = set(internals.PluginManager.discover().names)
+    info = tmp_path / "suite_odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: suite-odd\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[forebay.backends]\nsuite_odd = suite_odd_plugin\n", encoding="utf-8")
+    (tmp_path / "suite_odd_plugin.py").write_text(f"raise {error}('libodd.so cannot be opened')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = internals.PluginManager.discover()
+    assert set(found.names) == others | {"suite_odd"}
+    with pytest.raises(BackendUnavailable, match=rf"suite-odd 1\.0.*{error}: libodd") as caught:
+        found.find("suite_odd")
+    assert type(caught.value.__cause__).__name__ == error
+
+
+@pytest.mark.refuses("B1")
+def test_a_descriptor_of_another_name_is_broken(internals: ModuleType) -> None:
+    manager = internals.PluginManager()
+    manager.register(described("inner", load=lambda: None), name="outer")
+    with pytest.raises(BackendUnavailable, match="'outer' and its descriptor 'inner'") as caught:
+        manager.find("outer")
+    assert isinstance(caught.value.__cause__, InvalidInput)
+
+
+@pytest.mark.clause("B2")
+def test_the_nearest_source_wins_and_is_the_one_reported(runtime: ModuleType, tmp_path: Path) -> None:
+    """Default, then file, then environment, then call; each value says which of them set it."""
+    file = tmp_path / "forebay.toml"
+    file.write_text("slots = 2\nblock_size = 32\nmax_rewarm = 5\n", encoding="utf-8")
+    environ = {"FOREBAY_SLOTS": "3", "FOREBAY_BLOCK_SIZE": "64"}
+    settings = runtime.Settings.resolve(config=file, environ=environ, slots=4)
+    won = {key: (getattr(settings, key), settings.source(key)) for key in ("slots", "block_size", "max_rewarm", "seed")}
+    assert won == {
+        "slots": (4, "call"),
+        "block_size": (64, "environment"),
+        "max_rewarm": (5, "file"),
+        "seed": (0, "default"),
+    }
+    assert settings.origin("block_size") == "FOREBAY_BLOCK_SIZE"
+    assert settings.origin("max_rewarm") == f"{file}:3"
+
+
+@pytest.mark.refuses("B3")
+def test_a_refusal_is_caused_by_what_the_probe_met(open_backend: OpenBackend, internals: ModuleType) -> None:
+    cause = OSError("libchip.so.1: cannot open")
+    manager = internals.PluginManager()
+    manager.register(described("chip", found=replace(ABSENT, cause=cause)))
+    with pytest.raises(BackendUnavailable, match="no device found") as caught:
+        open_backend("chip", manager=manager)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.clause("B3")
+def test_auto_asks_accelerators_before_the_host(open_backend: OpenBackend, internals: ModuleType) -> None:
+    """Names come in order, ``cpu`` last although its name is first; each that fails to load is passed over with its reason."""
+    asked: list[str] = []
+
+    def loads(name: str) -> Any:
+        def load() -> Any:
+            asked.append(name)
+            raise RuntimeError(f"{name} does not start")
+
+        return load
+
+    manager = internals.PluginManager()
+    manager.register(described("cpu", load=loads("cpu"), kind="host"))
+    for name in ("zeta", "delta"):
+        manager.register(described(name, load=loads(name)))
+    with pytest.raises(BackendUnavailable, match="cpu does not start"):
+        open_backend("auto", manager=manager)
+    assert asked == ["delta", "zeta", "cpu"]
+
+
+@pytest.mark.clause("B5")
+def test_a_driver_that_cannot_become_a_backend_is_closed(
+    open_backend: OpenBackend, internals: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = create_autospec(Driver, instance=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise InvalidInput("its capabilities contradict each other")
+
+    monkeypatch.setattr(Backend, "__init__", fail)
+    manager = internals.PluginManager()
+    manager.register(described("chip", load=lambda: driver))
+    with pytest.raises(InvalidInput, match="contradict"):
+        open_backend("chip", manager=manager)
+    driver.close.assert_called_once_with()

@@ -1,10 +1,9 @@
-"""The seeded faults as data: each applies to the code as it is, and each MUST clause of a backend or the runtime has one."""
+"""The seeded faults as data: each applies to the code as it is, and each MUST clause has one."""
 
 from __future__ import annotations
 
 import pytest
 
-from forebay.specs.clauses import catalogue
 from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault, Patch, faults, parse, select, without_fault
 from forebay.specs.faults.seeding import check_applies
@@ -19,6 +18,13 @@ old = "a"
 new = "b"
 """
 
+GUARD = """
+[[one.guard]]
+module = "forebay.specs.pool"
+old = "c"
+new = "d"
+"""
+
 
 @pytest.mark.parametrize("name", faults())
 def test_every_fault_applies_and_compiles(name: str) -> None:
@@ -26,12 +32,14 @@ def test_every_fault_applies_and_compiles(name: str) -> None:
 
 
 def test_there_are_enough_unlike_faults() -> None:
+    """A pair counts once."""
     patches = [fault.patches for fault in faults().values()]
-    assert len(patches) == len(set(patches)) >= 80
+    assert len(patches) == len(set(patches))
+    assert sum(not fault.pair_of for fault in faults().values()) >= 80
 
 
-def test_every_clause_but_those_of_the_proof_itself_has_a_fault() -> None:
-    assert without_fault() == tuple(c.id for c in catalogue().in_force() if c.id.startswith("G"))
+def test_every_clause_in_force_has_a_fault() -> None:
+    assert without_fault() == ()
 
 
 def test_a_patch_that_no_longer_applies_says_so() -> None:
@@ -59,6 +67,9 @@ def test_a_patch_that_no_longer_applies_says_so() -> None:
         ('old = "a"', 'old = ""', "by another"),
         ('new = "b"', "", "module, old and new"),
         ("[[one.patch]]", "[one.patch]", "no \\[\\[patch\\]\\]"),
+        ('clause = "D3"', 'clause = "D3"\ncounter = "two words"', "counter is 'two words'"),
+        ('clause = "D3"', 'clause = "D3"\ncounter = ""', "counter is ''"),
+        ("[[one.patch]]", GUARD + "[[one.patch]]", "no counter that shows"),
     ],
 )
 def test_malformed_faults_are_refused(old: str, new: str, says: str) -> None:
@@ -73,3 +84,31 @@ def test_faults_are_selected_by_id() -> None:
     assert len(select([])) == len(faults())
     with pytest.raises(InvalidInput, match="no fault nosuch"):
         select([names[0], "nosuch"])
+
+
+def test_a_fault_that_a_guard_absorbs_makes_a_pair() -> None:
+    """The one is caught by its counter alone, the other by anything else."""
+    one, pair = parse("area", GOOD.replace('"D3"', '"D3"\ncounter = "launches[gather]"') + GUARD)
+    assert (one.id, one.pair_of, pair.id, pair.pair_of) == ("area.one", "", "area.one-unguarded", "area.one")
+    assert one.patches == pair.patches[:1]
+    assert pair.patches[1:] == (Patch("forebay.specs.pool", "c", "d"),)
+    by_counter, by_part, by_values = ["b", "gather", "launches"], ["gather"], ["got"]
+    for about, ones, pairs in (
+        (by_counter, True, False),
+        (by_part, False, True),
+        (by_values, False, True),
+        ([], False, False),
+    ):
+        assert one.is_killed_by(["D3", "C1"], about) is ones
+        assert pair.is_killed_by(["D3", "C1"], about) is pairs
+        assert not one.is_killed_by(["C1"], about)
+        assert not pair.is_killed_by(["C1"], about)
+
+
+def test_every_fault_with_a_guard_has_its_pair() -> None:
+    pairs = [fault for fault in faults().values() if fault.pair_of]
+    assert len(pairs) >= 10
+    for pair in pairs:
+        guarded = faults()[pair.pair_of]
+        assert (guarded.clause, guarded.counter, guarded.pair_of) == (pair.clause, pair.counter, "")
+        assert set(guarded.patches) < set(pair.patches)

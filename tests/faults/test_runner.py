@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forebay.runtime.cli import app
-from forebay.specs.faults import matrix
+from forebay.specs.faults import catalogue, matrix, results, runner
 from forebay.specs.faults.catalogue import Fault, Patch, faults
+from forebay.specs.faults.results import Results
 from forebay.specs.faults.runner import Result
 from forebay.specs.faults.runner import run as seed
 from forebay.specs.suite.digest import suite_hash
@@ -25,8 +29,16 @@ EVERYTHING = Patch(ATTENTION, "    outs[0].put(out)", "    outs[0].put(out + 1)"
 DEAD = Patch(ATTENTION, "    outs[0].put(out)", "    import os; os._exit(3)")
 
 
-def judged(clause: str, *patches: Patch) -> Result:
-    (result,) = seed([Fault("test.fault", clause, "a mistake", patches)], everything=False, workers=1)
+READ = Patch(
+    "forebay.specs.backend",
+    '        self._launch("paged_decode")\n',
+    '        self.to_host(seen) if self._scope is None and not is_host(visible) else None\n        self._launch("paged_decode")\n',
+)
+
+
+def judged(clause: str, *patches: Patch, counter: str = "", pair_of: str = "") -> Result:
+    fault = Fault("test.fault", clause, "a mistake", patches, counter, pair_of)
+    (result,) = seed([fault], everything=False, workers=1)
     return result
 
 
@@ -44,6 +56,26 @@ def test_a_fault_that_a_test_of_its_clause_catches_is_killed() -> None:
 def test_other_faults_are_told_apart(patch: Patch, clause: str, verdict: str) -> None:
     result = judged(clause, patch)
     assert (result.verdict, result.good) == (verdict, False)
+
+
+def test_a_fault_with_a_counter_is_killed_by_an_assertion_about_it_alone() -> None:
+    result = judged("D7", READ, counter="downloads")
+    assert (result.verdict, result.killers) == ("killed", list(result.killed_by))
+    other = judged("D7", READ, counter="uploads")
+    assert (other.verdict, other.good, other.killers) == ("killed otherwise", False, [])
+    assert other.killed_by
+    assert "no assertion about uploads fell" in other.detail
+
+
+def test_its_pair_is_killed_by_any_other_assertion() -> None:
+    result = judged("D7", READ, counter="downloads", pair_of="test.other")
+    assert (result.verdict, result.good) == ("killed otherwise", False)
+    assert "no assertion about a value fell" in result.detail
+    assert judged("D9", WINDOW, counter="downloads", pair_of="test.other").verdict == "killed"
+
+
+def test_a_fault_that_only_another_clause_catches_names_that_clause() -> None:
+    assert "D9" in judged("D10", WINDOW).detail
 
 
 def test_a_fault_that_does_not_apply_is_reported() -> None:
@@ -69,24 +101,85 @@ def test_the_matrix_counts_what_fell(tmp_path: Path) -> None:
     matrix.write(made, tmp_path)
     data = json.loads((tmp_path / matrix.MATRIX_JSON).read_text(encoding="utf-8"))
     (row,) = data["faults"].values()
-    assert row["fallen_by_clause"]["D9"] == row["tests_fallen"] == 1
+    assert row["fallen_by_clause"]["D9"] == row["tests_fallen"] == row["tests_catching"] == 1
     assert data["suite_hash"] == suite_hash()
-    assert "| `test.fault` | D9 | killed | 1 |" in (tmp_path / matrix.MATRIX_PAGE).read_text(encoding="utf-8")
+    assert "| `test.fault` | D9 | killed |  | 1 | 1 |" in (tmp_path / matrix.MATRIX_PAGE).read_text(encoding="utf-8")
 
 
 def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
     """``forebay faults``, as anyone would run it."""
     command = [sys.executable, "-c", "from forebay.runtime.cli.app import main; main()", "faults"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200)
-    bad = [line for line in result.stdout.splitlines() if not line.startswith("killed  ")]
+    bad = [line for line in result.stdout.splitlines() if not line.startswith("killed    ")]
     assert bad == [f"{len(faults())} faults, {len(faults())} killed by a test of their clause, 0 not"], result.stderr
     assert result.returncode == 0
+
+
+def test_a_survivor_fails_the_command(
+    plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a fault that another clause's tests alone catch; both are named."""
+    kinds = {"a.survivor": ("D9", NOTHING), "a.elsewhere": ("D10", WINDOW), "a.killed": ("D9", WINDOW)}
+    made = {name: Fault(name, clause, "a mistake", (patch,)) for name, (clause, patch) in kinds.items()}
+    monkeypatch.setattr(catalogue, "faults", lambda: made)
+    assert app.main(("faults", "--workers", "2")) == 1
+    said = capsys.readouterr().out
+    assert "3 faults, 1 killed by a test of their clause, 2 not" in said
+    for line in ("survived                 D9   a.survivor", "killed by another clause D10  a.elsewhere"):
+        assert line in said
+    assert app.main(("faults", "a.killed")) == 0
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good results of the same sources and the same fault are kept; a cut-off line and everything else is made anew."""
+    path = tmp_path / "partial"
+    good, bad = judged("D9", WINDOW), judged("D9", NOTHING)
+    with Results(path) as kept:
+        kept.add(good)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"sources": "cut of')
+    other = dataclasses.replace(good.fault, id="test.other")
+    with Results(path) as kept:
+        kept.add(bad)
+        kept.add(dataclasses.replace(good, fault=other))
+    with Results(path) as kept:
+        assert list(kept.taken_up([good.fault, bad.fault, other])) == [good, dataclasses.replace(good, fault=other)]
+        assert list(kept.taken_up([dataclasses.replace(good.fault, clause="D10")])) == []
+        monkeypatch.setattr(results, "sources_hash", lambda: "other sources")
+        assert list(Results(path).taken_up([good.fault])) == []
+        kept.discard()
+    assert not path.exists()
+
+
+def test_what_was_kept_is_in_the_matrix(
+    plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An interrupted command leaves its results, and the next one needs no run for them; then they are gone."""
+    made = judged("D9", WINDOW)
+    monkeypatch.setattr(catalogue, "faults", lambda: {made.fault.id: made.fault})
+    runs: list[str] = []
+
+    def interrupted(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
+        for fault in faults:
+            runs.append(fault.id)
+            yield made
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    assert app.main(("faults", "--full", "--matrix", str(tmp_path))) == 130
+    assert [path.name for path in tmp_path.iterdir()] == [matrix.PARTIAL]
+    assert app.main(("faults", "--full", "--matrix", str(tmp_path))) == 0
+    assert runs == [made.fault.id]
+    assert "an earlier run" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {matrix.MATRIX_JSON, matrix.MATRIX_PAGE}
 
 
 def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(
     plain_surroundings: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert app.main(("faults", "nosuch")) == app.main(("faults", "--matrix", str(tmp_path))) == 2
+    name = next(iter(faults()))
+    for wrong in (("nosuch",), ("--matrix", str(tmp_path)), ("--full", name, "--matrix", str(tmp_path))):
+        assert app.main(("faults", *wrong)) == 2
     assert "no fault nosuch" in capsys.readouterr().err
     assert app.main(("faults", "--list")) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(faults())

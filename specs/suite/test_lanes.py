@@ -1,0 +1,166 @@
+"""Lanes by themselves: what has a trace of its own, which declines count, who learns of a boundary (clauses C1, C6 to C11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.specs import Backend, CaptureDeclined, Segment
+from forebay.specs.suite.fixtures import Another
+
+MakeEngine = Callable[..., Any]
+MAX_REWARM = 2
+ROUNDS = 40
+RUN, CAPTURE, REPLAY = (1, 0, 0), (0, 1, 1), (0, 0, 1)
+
+
+class Counted:
+    """Lanes whose step adds 1 to the first rows of a Buffer."""
+
+    def __init__(self, backend: Backend, internals: ModuleType, mode: str = "auto") -> None:
+        self.backend, self.greedy = backend, internals.GREEDY
+        self.rows = backend.buffer("rows", np.zeros(4, np.int32))
+        self.lanes = internals.Lanes(backend, self.segment, 4, mode, MAX_REWARM)
+
+    def segment(self, bucket: int, variant: Any) -> Segment:
+        def fn(b: Backend) -> Any:
+            return {self.rows: b.xp.head(self.rows.get(), bucket) + 1}, {"rows": b.xp.head(self.rows.get(), bucket)}
+
+        return Segment("count", fn, key=(bucket, variant), updates=(self.rows,))
+
+    def acts(self, bucket: int = 2) -> tuple[int, int, int]:
+        """(runs, captures, replays) of one step."""
+        c = self.backend.counters
+        before = (c.run, c.capture, c.replay)
+        self.lanes.step(bucket, self.greedy).get()
+        return c.run - before[0], c.capture - before[1], c.replay - before[2]
+
+    def report(self) -> dict[str, Any]:
+        (report,) = self.lanes.report()
+        return dict(report)
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.backend.release(self.rows)
+
+
+class Moody:
+    """Makes the device decline the next ``declines`` captures."""
+
+    def __init__(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.declines = 0
+        capture = backend._driver.capture
+
+        def sometimes(step: Any) -> Any:
+            if self.declines:
+                self.declines -= 1
+                raise CaptureDeclined("no room for a trace")
+            return capture(step)
+
+        monkeypatch.setattr(backend._driver, "capture", sometimes)
+
+
+@pytest.mark.clause("C11", "C7", "C1")
+def test_a_bucket_runs_once_and_then_replays(backend: Backend, internals: ModuleType) -> None:
+    for mode, steady in (("off", (1, 0, 0)), ("auto", (0, 0, 1)), ("required", (0, 0, 1))):
+        lanes = Counted(backend, internals, mode)
+        second = (1, 0, 0) if mode == "off" else (0, 1, 1)
+        assert [lanes.acts() for _ in range(4)] == [(1, 0, 0), second, steady, steady]
+        assert [lanes.acts(4) for _ in range(2)] == [(1, 0, 0), second]
+        assert lanes.acts() == steady
+        assert backend.fetch(lanes.rows).tolist() == [7, 7, 2, 2]
+        assert [report["declined"] for report in lanes.lanes.report()] == [0, 0]
+        lanes.close()
+
+
+@pytest.fixture
+def declining(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[int]:
+    """How many captures the device has declined: all of them, for the test."""
+    tried: list[int] = []
+
+    def capture(step: Any) -> Any:
+        tried.append(1)
+        raise CaptureDeclined("no room for a trace")
+
+    monkeypatch.setattr(backend._driver, "capture", capture)
+    return tried
+
+
+@pytest.mark.clause("C8", "C9")
+def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: ModuleType, declining: list[int]) -> None:
+    lanes = Counted(backend, internals)
+    declined = backend.counters.declined
+    for _ in range(ROUNDS):
+        assert lanes.acts() == (1, 0, 0)
+    assert backend.counters.declined - declined == 3
+    assert len(declining) == 3
+    report = lanes.report()
+    assert report["declined"] == 3
+    assert "declined 3 times in a row" in report["eager_reason"]
+    assert backend.fetch(lanes.rows).tolist() == [ROUNDS, ROUNDS, 0, 0]
+    lanes.close()
+
+
+@pytest.mark.refuses("C11")
+def test_required_capture_raises_when_the_device_declines(
+    backend: Backend, internals: ModuleType, declining: list[int]
+) -> None:
+    lanes = Counted(backend, internals, "required")
+    lanes.acts()
+    with pytest.raises(CaptureDeclined, match="no room"):
+        lanes.acts()
+    assert len(declining) == 1
+    lanes.close()
+
+
+@pytest.mark.clause("C8", "C9")
+def test_declines_count_in_a_row_and_captures_when_they_succeed(
+    backend: Backend, internals: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad moments that end never add up to giving up, however many there are; every act is counted as what it was."""
+    lanes, device = Counted(backend, internals), Moody(backend, monkeypatch)
+    assert lanes.acts() == RUN
+    for moment in range(1, 4):
+        device.declines = MAX_REWARM
+        assert [lanes.acts() for _ in range(MAX_REWARM + 2)] == [RUN] * MAX_REWARM + [CAPTURE, REPLAY]
+        report = lanes.report()
+        assert (report["capture"], report["declined"], report["eager_reason"]) == (moment, MAX_REWARM * moment, "")
+        assert (report["run"], report["replay"]) == (1 + MAX_REWARM * moment, 2 * moment)
+        lanes.lanes.close()
+    lanes.close()
+
+
+@pytest.mark.clause("C6")
+@pytest.mark.parametrize("recapture", [False, True])
+def test_every_lane_learns_of_a_boundary(
+    another: Another, backend_name: str, internals: ModuleType, recapture: bool
+) -> None:
+    with another(**({"recapture_at_boundary": recapture} if backend_name == "sim" else {})) as b:
+        lanes = Counted(b, internals)
+        for bucket in (1, 2, 4):
+            assert [lanes.acts(bucket) for _ in range(3)] == [RUN, CAPTURE, REPLAY]
+        lanes.lanes.boundary()
+        declared = b.capabilities.recapture_at_boundary
+        for bucket in (1, 2, 4):
+            assert [lanes.acts(bucket) for _ in range(2)] == ([RUN, CAPTURE] if declared else [REPLAY, REPLAY])
+        lanes.close()
+
+
+@pytest.mark.clause("C7")
+def test_a_sampled_step_has_a_trace_of_its_own(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> None:
+    """Greedy traffic first, then a draw in the same bucket, then both: the tokens of engines that saw nothing else."""
+    prompt = [21, 22, 23]
+    wanted = [
+        runtime.SamplingParams(max_tokens=8, ignore_eos=True),
+        runtime.SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.9, seed=3),
+    ]
+    alone = [make_engine(backend, slots=1).generate([prompt], one)[0].token_ids for one in wanted]
+    assert alone[0] != alone[1]
+    engine = make_engine(backend, slots=1)
+    for one in (0, 1, 0, 1):
+        assert engine.generate([prompt], wanted[one])[0].token_ids == alone[one]
+    assert engine.report()["engine"]["reseeds"] == 0
