@@ -38,14 +38,14 @@ from forebay.specs.suite.mapped import Mapped
 from forebay.specs.suite.staging import host_kv, stage
 from forebay.specs.suite.steps import copies
 
-NB, BS = 8, 4
+NB, BS = 8, geometry().block_size
 MAPS = ((0, 3, 1, 2, 7, 4, 6, 5), (0, 6, 5, 1, 2, 3, 4, 7), (0, 1, 2, 3, 4, 5, 6, 7))
 """Where each virtual page is: two permutations, then every page in its own place."""
-IDS, OTHERS = int32(4, 9, 18, 15), int32(21, 26, 7, 30)
+IDS, OTHERS = int32(BS, 2 * BS + 1, 4 * BS + 2, 4 * BS - 1), int32(5 * BS + 1, 6 * BS + 2, 2 * BS - 1, 7 * BS + 2)
 """Virtual slots that are read or written, and those that they are copied to."""
-TABLE, POSITIONS = int32([1, 5, 2, 10**6]), int32([3, 4, 9])
+TABLE, POSITIONS = int32([1, 5, 2, 10**6]), int32([BS - 1, BS, 2 * BS + 1])
 """Virtual pages of one sequence, with a stamp behind them, and positions of it; VISIBLE of its tokens are there."""
-VISIBLE = 10
+VISIBLE = 2 * BS + 2
 
 
 def of_positions(positions: Any) -> Array:
@@ -76,7 +76,7 @@ class Doors:
         k, v = (backend.to_host(x) for x in device_rows(backend, pool.geometry, [100.0, 101.0, 102.0, 103.0]))
         g = pool.geometry
         host = {"ids": IDS, "others": OTHERS, "table": TABLE, "positions": POSITIONS, "visible": int32(VISIBLE)}
-        host |= {"k": k, "v": v, "q": np.zeros((1, 2, g.head_dim), np.float32)}
+        host |= {"k": k, "v": v, "q": np.zeros((1, g.num_kv_heads, g.head_dim), np.float32)}
         self.buffers: dict[str, Buffer] = {name: backend.buffer(name, x) for name, x in host.items()}
 
     def fill(self) -> None:
@@ -181,20 +181,20 @@ def test_what_a_request_has_is_sent_from_where_it_was_moved(backend: Backend, in
     with new_pool(backend, g, requires_physical_write_loc=True) as pool:
         mapped, pages = Mapped(backend, pool, MAPS[0]), int32(1, 5, 2)
         k, v = host_kv(g, blocks=3)
-        stage(backend, k, v, pool, [0, 1, 2], BlockTable(mapped.pages[pages], physical=True), 10)
-        ids = backend.to_device(of_positions(range(10)))
+        stage(backend, k, v, pool, [0, 1, 2], BlockTable(mapped.pages[pages], physical=True), VISIBLE)
+        ids = backend.to_device(of_positions(range(VISIBLE)))
         mapped.compact(MAPS[1])
         left = np.setdiff1d(np.array(MAPS[0])[pages], mapped.pages[pages]).astype(np.int32)
         assert len(left)
         others = mapped.slots_of(left)
         pool.write(0, WriteLoc.slots(others, physical=True), *device_rows(backend, g, [99] * len(others)))
-        assert backend.to_host(mapped.translate(ids)).tolist() == mapped.physical(of_positions(range(10))).tolist()
-        right = [x.reshape(-1, *x.shape[2:])[:10] for x in (k, v)]
-        sent = internals.HostKV.read(backend, pool, mapped.pages[pages].tolist(), 10).layers[0]
+        assert backend.to_host(mapped.translate(ids)).tolist() == mapped.physical(of_positions(range(VISIBLE))).tolist()
+        right = [x.reshape(-1, *x.shape[2:])[:VISIBLE] for x in (k, v)]
+        sent = internals.HostKV.read(backend, pool, mapped.pages[pages].tolist(), VISIBLE).layers[0]
         for part, read in enumerate(pool.read(0, mapped.loc(ids))):
             same_bits(backend.to_host(read), right[part])
             rows = np.ascontiguousarray(sent[:, part]).reshape(-1, *right[part].shape[1:])
-            np.testing.assert_array_equal(rows[:10].view(np.float32), right[part])
+            np.testing.assert_array_equal(rows[:VISIBLE].view(np.float32), right[part])
         backend.release(mapped.map)
 
 

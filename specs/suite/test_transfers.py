@@ -25,9 +25,10 @@ from forebay.specs.suite.staging import stage
 
 # -- a part of a sequence --------------------------------------------------------------------------------------------------
 
-BS, LENGTH = 4, 16
+BS, HEADS, DIM = geometry().block_size, geometry().num_kv_heads, geometry().head_dim
+LENGTH = 4 * BS
 WAYS_IN = ("slots", "device slots", "paged", "device paged", "copy", "stage")
-PARTS = ((4, 4), (4, 7), (8, 8), (12, 3), (0, 5))
+PARTS = ((BS, BS), (BS, 2 * BS - 1), (2 * BS, 2 * BS), (3 * BS, BS - 1), (0, BS + 1))
 """Where a part of the sequence begins, and how many tokens it has."""
 PAGES = int32(3, 9, 5, 2)
 """The block of each of the sequence's pages; others hold blocks 1, 4 and 6 to 8."""
@@ -43,7 +44,7 @@ def bring(backend: Backend, pool: Pool, way: str, values: Array, start: int, map
         source = WriteLoc.slots(SOURCE * BS + positions)
         pool.copy(source, WriteLoc.slots(mapping))
     elif way == "stage":
-        k = np.tile(values.reshape(-1, BS, 1, 1), (1, 1, 2, 8))
+        k = np.tile(values.reshape(-1, BS, 1, 1), (1, 1, HEADS, DIM))
         blocks = mapping[::BS] // BS
         pages = start // BS + np.arange(-(-len(positions) // BS))
         stage(backend, k, -k, pool, pages, blocks, len(positions))
@@ -62,7 +63,7 @@ def bring(backend: Backend, pool: Pool, way: str, values: Array, start: int, map
 def test_a_part_of_a_sequence_lands_where_its_mapping_says(backend: Backend, way: str) -> None:
     """The mapping begins with the part, not with the sequence: an index by absolute position reads past it or one part too far."""
     values = np.arange(100, 100 + LENGTH, dtype=np.float32)
-    rows = np.tile(values[:, None, None], (1, 2, 8))
+    rows = np.tile(values[:, None, None], (1, HEADS, DIM))
     for start, count in PARTS:
         with new_pool(backend, geometry(num_blocks=SOURCE + LENGTH // BS)) as pool:
             put(backend, pool, SOURCE * BS + np.arange(LENGTH), rows, -rows)
@@ -87,10 +88,10 @@ def test_a_mapping_of_another_length_is_refused(backend: Backend, way: str, erro
     g = geometry(num_blocks=SOURCE + LENGTH // BS)
     with new_pool(backend, g) as pool:
         k, v = device_rows(backend, g, [1, 2, 3, 4])
-        mapping, host = np.arange(20, 24 + error, dtype=np.int32), np.zeros((4, BS, 2, 8), np.float32)
+        mapping, host = np.arange(5 * BS, 5 * BS + 4 + error, dtype=np.int32), np.zeros((4, BS, HEADS, DIM), np.float32)
         place = backend.to_device if way.startswith("device") else np.asarray
         slots = WriteLoc.slots(place(mapping))
-        paged = WriteLoc.paged(place(int32([5, 6])), place((mapping - 20)[None]), table_len=2)
+        paged = WriteLoc.paged(place(int32([5, 6])), place((mapping - 5 * BS)[None]), table_len=2)
         with refused(backend, InvalidInput, r"expected", pool):
             if way == "copy":
                 pool.copy(WriteLoc.slots(SOURCE * BS + np.arange(4, dtype=np.int32)), slots)
