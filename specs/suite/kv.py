@@ -164,12 +164,12 @@ def same_bits(a: Array, b: Array) -> None:
 
 def same_arrays(these: Iterable[Array], those: Iterable[Array]) -> None:
     """The same arrays in the same order, bit for bit; some may be all zero, but not every one."""
-    shown = size = 0
+    shown, size = 0, 0
     for a, b in zip(these, those, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(bits(a), bits(b))
-        shown, size = shown + np.count_nonzero(bits(a)), size + a.size
+        shown, size = shown + int(np.count_nonzero(bits(a))), size + a.size
     assert shown or not size, "both sides are nothing but zeros"
 
 

@@ -11,8 +11,6 @@ import pytest
 from forebay.specs import AttentionParams, Backend, Batch, BlockTable, Buffer, Segment, UnmarkedWriteLoc, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
-    BLOCK_SIZE,
-    HEAD_DIM,
     assert_near,
     changed_slots,
     device_rows,
@@ -27,12 +25,13 @@ from forebay.specs.suite.kv import (
 from forebay.specs.suite.mapped import Composite, Mapped
 from forebay.specs.suite.staging import stage
 
-NB, BS, WINDOW, STAGED, TOKENS = 8, BLOCK_SIZE, 5, 30, 36
+NB, BS, HEADS, DIM = 8, geometry().block_size, geometry().num_kv_heads, geometry().head_dim
+WINDOW, STAGED, MOVED, TOKENS = 3, 2 * BS - 3, 2 * BS + 1, 2 * BS + 4
 BEFORE = ((0, 3, 1, 2, 7, 4, 6, 5), (0, 6, 5, 1, 2, 3, 4, 7))
 AFTER = ((0, 5, 7, 3, 1, 2, 4, 6), (0, 2, 3, 6, 5, 7, 1, 4))
 """Where each virtual page is in the window's part and in the full one, before and after a compaction."""
 PAGES = int32(1, 5, 2)
-"""Virtual pages of one sequence; it has STAGED tokens from the start and TOKENS in the end."""
+"""Virtual pages of one sequence; it has STAGED tokens from the start, MOVED when it is moved and TOKENS in the end."""
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_each_part_goes_by_its_own_location_and_map(
     """Staged to both parts, then written, read back and attended to token by token, moved in between; each part is held against
     float64 attention over the pages its own map names."""
     both, random = Composite(*(part.pool for part in parts)), np.random.default_rng(0)
-    q, k, v = (random.standard_normal((TOKENS, heads, HEAD_DIM)).astype(np.float32) for heads in (4, 2, 2))
+    q, k, v = (random.standard_normal((TOKENS, heads, DIM)).astype(np.float32) for heads in (2 * HEADS, HEADS, HEADS))
     host = {"q": q, "k": k, "v": v, "table": PAGES[None], "position": int32(0)}
     buffers = {name: backend.buffer(name, x) for name, x in host.items()}
 
@@ -87,13 +86,13 @@ def test_each_part_goes_by_its_own_location_and_map(
     backend.run(segment).get()
     trace = backend.capture(segment)
     for part in parts:
-        k_view, v_view = (np.zeros((2, BS, 2, HEAD_DIM), np.float32) for _ in range(2))
+        k_view, v_view = (np.zeros((2, BS, HEADS, DIM), np.float32) for _ in range(2))
         for view, rows in ((k_view, k), (v_view, v)):
-            view.reshape(-1, 2, HEAD_DIM)[:STAGED] = rows[:STAGED]
+            view.reshape(-1, HEADS, DIM)[:STAGED] = rows[:STAGED]
         physical = BlockTable(part.pages[PAGES[:2]], physical=True)
         stage(backend, k_view, v_view, part.pool, [0, 1], physical, STAGED)
     for t in range(STAGED, TOKENS):
-        if t == 33:
+        if t == MOVED:
             for part, pages in zip(parts, AFTER, strict=True):
                 part.compact(pages)
         backend.upload(buffers["position"], int32(t))
@@ -143,7 +142,7 @@ def test_a_mark_lost_for_one_part_is_refused_by_that_part_alone(
 ) -> None:
     """Eager, run or captured its door takes nothing and no byte of either part changes; the other part takes the same location."""
     both, (layer, give) = Composite(*(part.pool for part in parts)), LOST[lost]
-    ids = [part.physical([33]) for part in parts]
+    ids = [part.physical([2 * BS + 1]) for part in parts]
     marked = WriteLoc.for_batch(Batch(ids[1], physical=True), window_loc=WriteLoc.slots(ids[0], physical=True))
     k, v = device_rows(backend, both.parts[0].geometry, [7])
     for part in range(2):

@@ -23,7 +23,6 @@ from forebay.specs import (
 )
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
-    BLOCK_SIZE,
     changed_slots,
     device_rows,
     geometry,
@@ -39,14 +38,14 @@ from forebay.specs.suite.mapped import Mapped
 from forebay.specs.suite.staging import host_kv, stage
 from forebay.specs.suite.steps import copies
 
-NB, BS = 8, BLOCK_SIZE
+NB, BS = 8, geometry().block_size
 MAPS = ((0, 3, 1, 2, 7, 4, 6, 5), (0, 6, 5, 1, 2, 3, 4, 7), (0, 1, 2, 3, 4, 5, 6, 7))
 """Where each virtual page is: two permutations, then every page in its own place."""
-IDS, OTHERS = int32(16, 33, 66, 51), int32(81, 98, 19, 114)
+IDS, OTHERS = int32(BS, 2 * BS + 1, 4 * BS + 2, 4 * BS - 1), int32(5 * BS + 1, 6 * BS + 2, 2 * BS - 1, 7 * BS + 2)
 """Virtual slots that are read or written, and those that they are copied to."""
-TABLE, POSITIONS = int32([1, 5, 2, 10**6]), int32([15, 16, 33])
+TABLE, POSITIONS = int32([1, 5, 2, 10**6]), int32([BS - 1, BS, 2 * BS + 1])
 """Virtual pages of one sequence, with a stamp behind them, and positions of it; VISIBLE of its tokens are there."""
-VISIBLE = 34
+VISIBLE = 2 * BS + 2
 
 
 def of_positions(positions: Any) -> Array:
@@ -77,7 +76,7 @@ class Doors:
         k, v = (backend.to_host(x) for x in device_rows(backend, pool.geometry, [100.0, 101.0, 102.0, 103.0]))
         g = pool.geometry
         host = {"ids": IDS, "others": OTHERS, "table": TABLE, "positions": POSITIONS, "visible": int32(VISIBLE)}
-        host |= {"k": k, "v": v, "q": np.zeros((1, 2, g.head_dim), np.float32)}
+        host |= {"k": k, "v": v, "q": np.zeros((1, g.num_kv_heads, g.head_dim), np.float32)}
         self.buffers: dict[str, Buffer] = {name: backend.buffer(name, x) for name, x in host.items()}
 
     def fill(self) -> None:

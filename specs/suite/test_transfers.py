@@ -11,8 +11,6 @@ from forebay.specs import Backend, InvalidInput, Pool, Segment, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
-    BLOCK_SIZE,
-    HEAD_DIM,
     KV_DTYPES,
     changed_slots,
     device_rows,
@@ -27,9 +25,10 @@ from forebay.specs.suite.staging import stage
 
 # -- a part of a sequence --------------------------------------------------------------------------------------------------
 
-BS, LENGTH = BLOCK_SIZE, 4 * BLOCK_SIZE
+BS, HEADS, DIM = geometry().block_size, geometry().num_kv_heads, geometry().head_dim
+LENGTH = 4 * BS
 WAYS_IN = ("slots", "device slots", "paged", "device paged", "copy", "stage")
-PARTS = ((16, 16), (16, 28), (32, 32), (48, 12), (0, 20))
+PARTS = ((BS, BS), (BS, 2 * BS - 1), (2 * BS, 2 * BS), (3 * BS, BS - 1), (0, BS + 1))
 """Where a part of the sequence begins, and how many tokens it has."""
 PAGES = int32(3, 9, 5, 2)
 """The block of each of the sequence's pages; others hold blocks 1, 4 and 6 to 8."""
@@ -45,7 +44,7 @@ def bring(backend: Backend, pool: Pool, way: str, values: Array, start: int, map
         source = WriteLoc.slots(SOURCE * BS + positions)
         pool.copy(source, WriteLoc.slots(mapping))
     elif way == "stage":
-        k = np.tile(values.reshape(-1, BS, 1, 1), (1, 1, 2, HEAD_DIM))
+        k = np.tile(values.reshape(-1, BS, 1, 1), (1, 1, HEADS, DIM))
         blocks = mapping[::BS] // BS
         pages = start // BS + np.arange(-(-len(positions) // BS))
         stage(backend, k, -k, pool, pages, blocks, len(positions))
@@ -64,7 +63,7 @@ def bring(backend: Backend, pool: Pool, way: str, values: Array, start: int, map
 def test_a_part_of_a_sequence_lands_where_its_mapping_says(backend: Backend, way: str) -> None:
     """The mapping begins with the part, not with the sequence: an index by absolute position reads past it or one part too far."""
     values = np.arange(100, 100 + LENGTH, dtype=np.float32)
-    rows = np.tile(values[:, None, None], (1, 2, HEAD_DIM))
+    rows = np.tile(values[:, None, None], (1, HEADS, DIM))
     for start, count in PARTS:
         with new_pool(backend, geometry(num_blocks=SOURCE + LENGTH // BS)) as pool:
             put(backend, pool, SOURCE * BS + np.arange(LENGTH), rows, -rows)
@@ -89,10 +88,10 @@ def test_a_mapping_of_another_length_is_refused(backend: Backend, way: str, erro
     g = geometry(num_blocks=SOURCE + LENGTH // BS)
     with new_pool(backend, g) as pool:
         k, v = device_rows(backend, g, [1, 2, 3, 4])
-        mapping, host = np.arange(80, 84 + error, dtype=np.int32), np.zeros((4, BS, 2, HEAD_DIM), np.float32)
+        mapping, host = np.arange(5 * BS, 5 * BS + 4 + error, dtype=np.int32), np.zeros((4, BS, HEADS, DIM), np.float32)
         place = backend.to_device if way.startswith("device") else np.asarray
         slots = WriteLoc.slots(place(mapping))
-        paged = WriteLoc.paged(place(int32([5, 6])), place((mapping - 80)[None]), table_len=2)
+        paged = WriteLoc.paged(place(int32([5, 6])), place((mapping - 5 * BS)[None]), table_len=2)
         with refused(backend, InvalidInput, r"expected", pool):
             if way == "copy":
                 pool.copy(WriteLoc.slots(SOURCE * BS + np.arange(4, dtype=np.int32)), slots)
@@ -158,7 +157,7 @@ def test_a_sequence_comes_back_bit_for_bit_to_other_blocks(
         for seed, each in enumerate((pool, other)):
             random = np.random.default_rng(seed)
             for layer in range(2):
-                k, v = (random.standard_normal((len(everything), 2, HEAD_DIM)).astype(np.float32) for _ in range(2))
+                k, v = (random.standard_normal((len(everything), HEADS, DIM)).astype(np.float32) for _ in range(2))
                 put(backend, each, everything, k, v, layer)
         used = -(-tokens // size)
         positions = np.arange(tokens)
