@@ -19,6 +19,8 @@ SUITE: Final = "forebay.specs.suite"
 PLUGINS: Final = ("forebay.specs.suite.plugin", "forebay.runtime.suite_plugin", "_hypothesis_pytestplugin")
 """All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
 NEEDED: Final = ("pytest", "hypothesis", "matplotlib")
+SHOWN: Final = 20
+"""Faults of a record that are printed at most."""
 CONFORMING: Final = ("conformant", "passed")
 
 
@@ -156,15 +158,22 @@ def _write_reports(record: dict[str, Any], *, html: Path | None, junit: Path | N
 
 def _verify(path: Path) -> None:
     """Print what is wrong with a record, or that nothing is, and end the command."""
-    from forebay.specs.suite.reports.verify import faults_of
+    from forebay.specs.suite.verifier import faults_of
+    from forebay.specs.suite.verifier.installed import Asked, collect
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
+    with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
+
+        def collected(requested: str, profile: str) -> Asked:
             command = [sys.executable, "-m", "pytest", *suite_arguments(Path(folder), [])]
-            faults = faults_of(path, command, isolated_environment(Path(folder)))
-    except OSError as error:
-        raise ForebayError(f"conform --verify {path}: {error}") from error
-    for fault in faults:
+            return collect(requested, profile, command, isolated_environment(Path(folder)))
+
+        try:
+            faults = faults_of(path, collected)
+        except OSError as error:
+            raise ForebayError(f"conform --verify {path}: {error}") from error
+    for fault in faults[:SHOWN]:
         print(f"{path}: {fault}")
+    if len(faults) > SHOWN:
+        print(f"{path}: and {len(faults) - SHOWN} more")
     print(f"{path}: {'not a valid record' if faults else 'valid'}")
     raise typer.Exit(1 if faults else 0)

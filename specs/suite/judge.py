@@ -16,7 +16,7 @@ import pytest
 
 from forebay.specs import Backend, Capabilities
 from forebay.specs.clauses import catalogue
-from forebay.specs.suite.collected import ids, name_of, of_suite
+from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
 from forebay.specs.suite.digest import suite_hash
 from forebay.specs.suite.failure import Comparison, failure_of, told
@@ -45,6 +45,7 @@ class Judge:
         self._journal = Journal(None if record is None else record.with_name(record.name + JOURNAL_SUFFIX))
         self._asked = {name_of(item) for item in asked}
         self._whole = whole
+        self._selection = selection_of(config)
         self._waivers = waivers
         self._capabilities: Capabilities | None = None
         self._device: object = None
@@ -98,7 +99,7 @@ class Judge:
                 "requested": self._config.getoption("--backend"),
                 "profile": self._config.getoption("--suite-profile"),
                 "complete": self._whole and chosen == self._asked,
-                "arguments": [str(argument) for argument in self._config.invocation_params.args],
+                "selection": self._selection,
                 "waivers": [waiver.as_dict() for waiver in self._waivers],
                 "seeds": {
                     "hypothesis": "derandomized: drawn from each test's own source"
