@@ -92,7 +92,11 @@ class Small:
 
     def forebay(self, *arguments: str, path: Path | None = None) -> Outcome:
         """Run a command line; modules of ``path`` come first."""
-        return self._run(["-c", PROGRAM, *arguments], path)
+        return self.python(PROGRAM, *arguments, path=path)
+
+    def python(self, script: str, *arguments: str, path: Path | None = None) -> Outcome:
+        """Run a script in the small package's place."""
+        return self._run(["-c", script, *arguments], path)
 
     def pytest(self, *arguments: str) -> Outcome:
         """Run pytest as anyone would, with every plugin that is installed."""

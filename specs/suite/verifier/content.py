@@ -10,7 +10,7 @@ from typing import Any, Final
 from forebay.specs.suite.verifier.installed import Asked
 from forebay.specs.suite.verifier.results import result_faults
 from forebay.specs.suite.verifier.shape import KINDS
-from forebay.specs.suite.verifier.whole import problems_of, state_of
+from forebay.specs.suite.verifier.whole import core_gaps, problems_of, state_of
 
 _SLACK: Final = timedelta(seconds=5)
 """Clocks that tests and runs are timed by differ a little."""
@@ -36,6 +36,9 @@ def _verdict_faults(record: Record) -> Iterator[str]:
     told = {**{kind: counts[kind] for kind in KINDS}, "total": len(record["results"])}
     if record["summary"] != told:
         yield f"its summary says {record['summary']}, its results {told}"
+    backend = record["backend"]
+    if backend is not None and backend["core_gaps"] != core_gaps(backend["capabilities"]):
+        yield f"its gaps in the core are {backend['core_gaps']}, those of its capabilities {core_gaps(backend['capabilities'])}"
     wrong = problems_of(record)
     for problem in wrong:
         if problem not in record["problems"]:

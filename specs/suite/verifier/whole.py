@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 def problems_of(record: Record) -> list[str]:
     """The problems of the run, in the words of records."""
     backend = record["backend"]
-    found = [] if backend is None else list(_core_gaps(backend["capabilities"]))
+    found = [] if backend is None else core_gaps(backend["capabilities"])
     found += [
         f"stale waiver: {waiver['test']} does not fail on {waiver['device']}; take the waiver out"
         for waiver in record["waivers"]
@@ -48,7 +48,9 @@ def state_of(waiver: Mapping[str, str], record: Record) -> str:
     return "used" if outcome == "waived" else "stale"
 
 
-def _core_gaps(capabilities: Mapping[str, Any]) -> Iterator[str]:
+def core_gaps(capabilities: Mapping[str, Any]) -> list[str]:
+    """What of the core the declared capabilities leave out, in the words of records."""
+    found = []
     for name, values in NEVER_REFUSED.items():
         declared = capabilities[name]
         limit = tuple(declared) if isinstance(declared, list) else declared
@@ -60,7 +62,8 @@ def _core_gaps(capabilities: Mapping[str, Any]) -> Iterator[str]:
             else:
                 refused = limit is not None and value > limit
             if refused:
-                yield f"the core cannot be refused, and {name}={limit!r} refuses {value!r}"
+                found.append(f"the core cannot be refused, and {name}={limit!r} refuses {value!r}")
+    return found
 
 
 def _never_shown(record: Record) -> Iterator[str]:
