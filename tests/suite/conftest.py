@@ -101,6 +101,9 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RICH = """
+from forebay.specs.suite.steps import decoder
+
+
 @pytest.mark.clause("D8")
 @pytest.mark.case("Z1")
 def test_head_size(backend: Backend) -> None:
@@ -118,6 +121,17 @@ def test_sinks(backend: Backend) -> None:
 def test_long_query(backend: Backend) -> None:
     with scene(backend, (5, 3), query_len=3) as s:
         s.check()
+
+
+@pytest.mark.clause("C1")
+def test_captured(backend: Backend) -> None:
+    made = decoder(backend)
+    made.seat(0, 3, [made.pool.first_block])
+    backend.run(made.segment)
+    trace = backend.capture(made.segment)
+    backend.replay(trace)
+    backend.release(trace)
+    made.close()
 
 
 @pytest.mark.clause("D5")

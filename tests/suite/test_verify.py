@@ -165,7 +165,7 @@ def at(value: Any, path: tuple[str | int, ...]) -> Any:
 def of_other_type(record: Record) -> dict[str, Record]:
     """Records in which one value is of another JSON type, one key is missing, or one is unknown."""
     made: dict[str, Record] = {}
-    for path in distinct(record):
+    for path in distinct({key: value for key, value in record.items() if key != "digest"}):
         where, old = "/".join(map(str, path)), at(record, path)
         others: tuple[Any, ...] = (None, True, -7, 0.5, "?", [], {})
         for new in others:
@@ -173,7 +173,7 @@ def of_other_type(record: Record) -> dict[str, Record]:
                 copy = deepcopy(record)
                 at(copy, path[:-1])[path[-1]] = new
                 made[f"{where} = {new!r}"] = copy
-        if isinstance(path[-1], str) and (len(path) < 2 or path[-2] not in FREE) and path != ("digest",):
+        if isinstance(path[-1], str) and (len(path) < 2 or path[-2] not in FREE):
             copy = deepcopy(record)
             del at(copy, path[:-1])[path[-1]]
             made[f"{where} dropped"] = copy
@@ -230,7 +230,9 @@ def test_what_was_edited_is_named_by_whoever_makes_the_digest_anew(
 def test_what_was_edited_without_a_new_digest_is_called_so(said: dict[str, list[str]]) -> None:
     for mutation in MUTATIONS:
         faults = said[f"{mutation.name}, unsigned"]
-        assert any("edited: its digest" in fault or "expected" in fault or "key" in fault for fault in faults), mutation
+        assert any("edited: its digest" in fault for fault in faults) or any(mutation.says in f for f in faults), (
+            mutation
+        )
 
 
 @pytest.mark.refuses("G2")

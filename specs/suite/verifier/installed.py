@@ -27,11 +27,13 @@ class Asked:
     Attributes:
         tests: the tests in their order, each with its ``clauses``, ``refuses`` and ``cases``.
         all_clauses: the clauses, of values and of refusals, of every test of the suite, asked or not.
+        asks_backend: the tests that cannot begin before the judged backend is opened.
         seeds: what a record says of how inputs are drawn.
     """
 
     tests: Mapping[str, Mapping[str, list[str]]]
     all_clauses: Mapping[str, list[str]]
+    asks_backend: frozenset[str]
     seeds: Mapping[str, Any]
 
 
@@ -56,6 +58,7 @@ def collect(requested: str, profile: str, pytest_command: Sequence[str], environ
     return Asked(
         tests={name: by_name[name] for name in listed["asked"]},
         all_clauses={name: [*marks["clauses"], *marks["refuses"]] for name, marks in by_name.items()},
+        asks_backend=frozenset(test["test"] for test in listed["all"] if test["asks_backend"]),
         seeds={
             "hypothesis": "derandomized: drawn from each test's own source" if listed["derandomized"] else "random",
             "hypothesis_max_examples": listed["examples"],
@@ -101,6 +104,8 @@ def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
         for key in MARKS if result["test"] in asked.tests else ():
             if result[key] != asked.tests[result["test"]][key]:
                 yield f"{result['test']}: {key} {result[key]}, the suite's test has {asked.tests[result['test']][key]}"
+        if record["backend"] is None and result["outcome"] != "not-run" and result["test"] in asked.asks_backend:
+            yield f"{result['test']}: {result['outcome']}, and no backend was opened"
     if not record["complete"]:
         yield "it calls itself a selection: only the whole of a profile can be verified"
     elif record["selection"]:

@@ -54,4 +54,5 @@ def _marks_of(item: pytest.Item) -> dict[str, Any]:
     for mark, key in (("clause", "clauses"), ("refuses", "refuses"), ("case", "cases")):
         for found in item.iter_markers(mark):
             marks[key] += [name for name in found.args if name not in marks[key]]
-    return {"test": f"{item.path.name}::{item.nodeid.split('::', 1)[1]}", **marks}
+    asks = "backend" in getattr(item, "fixturenames", ())
+    return {"test": f"{item.path.name}::{item.nodeid.split('::', 1)[1]}", "asks_backend": asks, **marks}

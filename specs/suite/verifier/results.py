@@ -10,6 +10,8 @@ from forebay.specs.suite.verifier.whole import NEVER_REFUSED
 
 _ASKS_NOTHING: Final = ("None", "False")
 """Values, as texts, that no declared limit can refuse."""
+_RAISED_NOTHING: Final = ("marked as an expected failure", "[XPASS")
+"""How the messages of failures begin in which nothing was raised: a test that was expected to fail and did not."""
 
 Result = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -47,8 +49,11 @@ def _telling_faults(result: Result) -> Iterator[str]:
             yield f"{name}: not run, and it took time or saw errors"
     elif not result["message"]:
         yield f"{name}: {outcome}, and no message says why"
-    if outcome not in ("fail", "waived") and result["failure"] is not None:
+    failed = outcome in ("fail", "waived")
+    if not failed and result["failure"] is not None:
         yield f"{name}: {outcome}, and it tells of a failure"
+    if failed and result["failure"] is None and not result["message"].startswith(_RAISED_NOTHING):
+        yield f"{name}: {outcome}, and it does not tell what was expected and what came"
 
 
 def _error_faults(result: Result, record: Record) -> Iterator[str]:

@@ -202,10 +202,17 @@ _COUNTED: Final = (
     "dropped",
     "invalid",
 )
-_COUNTERS: Final = _fields(
-    {"launches": _map_of(COUNT), "delegated": _map_of(COUNT)},
-    {**dict.fromkeys(_COUNTED, COUNT), "info": OBJECT, "unreadable": SAYING},
-)
+_BY_OPERATION: Final = {"launches": _map_of(COUNT), "delegated": _map_of(COUNT)}
+_READ: Final = _fields({**_BY_OPERATION, **dict.fromkeys(_COUNTED, COUNT), "info": OBJECT})
+_UNREADABLE: Final = _fields({**_BY_OPERATION, "unreadable": SAYING})
+
+
+def _counters(value: Any, where: str) -> Iterator[str]:
+    """None of a backend that was not opened or whose process died; of a lost device those the host keeps."""
+    if value != {}:
+        yield from (_UNREADABLE if isinstance(value, dict) and "unreadable" in value else _READ)(value, where)
+
+
 _RESULT: Final = _fields(
     {
         "test": SAYING,
@@ -244,7 +251,7 @@ _RECORD: Final = _fields(
         "ended": _maybe(SAYING),
         "stopped": TEXT,
         "tolerances": _map_of(_fields({"limit": NUMBER, "largest": NUMBER, "test": SAYING})),
-        "counters": lambda value, where: iter(()) if value == {} else _COUNTERS(value, where),
+        "counters": _counters,
         "delegated": _map_of(COUNT),
         "waivers": _list_of(_WAIVER),
         "results": _list_of(_RESULT),
