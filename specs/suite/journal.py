@@ -14,6 +14,11 @@ Entry = dict[str, Any]
 """``entry`` names its kind: ``run``, ``backend``, ``result``, ``counters``, ``stopped`` or ``end``; the rest is its content."""
 
 
+def journal_of(record: Path) -> Path:
+    """Where the journal of a run is while it lasts, or after it crashed: beside the file its record goes to."""
+    return record.with_name(f"{record.name}.journal")
+
+
 class Journal:
     """Entries in memory and, with a path, a line of JSON each in a file."""
 

@@ -20,14 +20,12 @@ from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
 from forebay.specs.suite.digest import suite_hash
 from forebay.specs.suite.failure import Comparison, failure_of, told
-from forebay.specs.suite.journal import Journal
+from forebay.specs.suite.journal import Journal, journal_of
 from forebay.specs.suite.measured import hearing
 from forebay.specs.suite.outcome import Outcome, Phase, judge_phase, judge_test
 from forebay.specs.suite.record import Record, assemble, clauses_of, write_record
 from forebay.specs.suite.waivers import Waiver
 
-JOURNAL_SUFFIX: Final = ".journal"
-"""What the journal's file has more in its name than the record's; it is there while the run lasts, or if it crashed."""
 CANNOT_START: Final = 2
 """Exit status of a run whose backend could not be opened."""
 _LETTERS: Final = {"refused": "r", "waived": "w"}
@@ -42,7 +40,7 @@ class Judge:
         record: Path | None = config.getoption("--suite-record")
         self._config = config
         self._path = record
-        self._journal = Journal(None if record is None else record.with_name(record.name + JOURNAL_SUFFIX))
+        self._journal = Journal(None if record is None else journal_of(record))
         self._asked = {name_of(item) for item in asked}
         self._whole = whole
         self._selection = selection_of(config)
@@ -205,7 +203,7 @@ class Judge:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._path is not None:
             write_record(self.record, self._path)
-            self._path.with_name(self._path.name + JOURNAL_SUFFIX).unlink()
+            journal_of(self._path).unlink()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what failed, each with how to run it alone, then the verdict."""

@@ -71,7 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("collectonly"):
         from forebay.specs.suite.judge import JUDGE, Judge
 
-        config.stash[JUDGE] = judge = Judge(config, asked, waivers, whole=whole)
+        try:
+            judge = Judge(config, asked, waivers, whole=whole)
+        except OSError as error:
+            raise pytest.UsageError(f"--suite-record {config.getoption('--suite-record')}: {error}") from error
+        config.stash[JUDGE] = judge
         config.pluginmanager.register(judge)
 
 
