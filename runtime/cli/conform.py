@@ -169,7 +169,6 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     if ended.status == USAGE_ERROR:
         raise InvalidInput(f"conform: {ended.complaint}")
     if ended.status == NO_TESTS:
-        path.unlink(missing_ok=True)
         raise InvalidInput("conform: no test of the suite is left by -k and --test for this backend and profile")
     journal = journal_of(path)
     entries = read_journal(journal) if journal.exists() else []

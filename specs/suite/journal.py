@@ -24,6 +24,7 @@ class Journal:
 
     def __init__(self, path: Path | None = None) -> None:
         self.entries: list[Entry] = []
+        self._path = path
         self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
 
     def add(self, kind: str, content: Mapping[str, Any]) -> None:
@@ -33,6 +34,13 @@ class Journal:
         if self._file is not None:
             self._file.write(line + "\n")
             self._file.flush()
+
+    def discard(self) -> None:
+        """Close the file, if there is one, and take it away: what it holds is in a record, or worth nothing."""
+        self.entries = []
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

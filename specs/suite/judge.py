@@ -194,6 +194,8 @@ class Judge:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the record, once every fixture is gone; a run that pytest calls passed may still have failed."""
+        if exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):  # nothing was asked
+            self._journal.discard()
         if not any(entry["entry"] == "run" for entry in self._journal.entries):
             return
         self._journal.add("end", {"ended": _now(), "status": int(exitstatus)})
@@ -203,7 +205,7 @@ class Judge:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._path is not None:
             write_record(self.record, self._path)
-            journal_of(self._path).unlink()
+            self._journal.discard()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what failed, each with how to run it alone, then the verdict."""

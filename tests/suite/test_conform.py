@@ -146,12 +146,20 @@ def test_a_run_that_cannot_begin_leaves_no_older_record_in_its_place(
     assert [path.name for path in tmp_path.iterdir()] == ["unmatched.toml"]
 
 
-@pytest.mark.parametrize("died", ["import os; os._exit(3)", "raise OSError('no libdevice')"])
-def test_a_suite_that_cannot_be_collected_is_no_verdict(small: Small, died: str) -> None:
+@pytest.mark.parametrize(
+    ("died", "says"),
+    [
+        ("import os; os._exit(3)", "nothing was judged: pytest died with status 3 before the suite was collected"),
+        ("raise OSError('no libdevice')", "test_broken.py cannot be collected: OSError: no libdevice"),
+        (
+            "import nonesuch",
+            "test_broken.py cannot be collected: CollectError: ModuleNotFoundError: No module named 'nonesuch'",
+        ),
+    ],
+)
+def test_a_suite_that_cannot_be_collected_is_no_verdict(small: Small, died: str, says: str) -> None:
     small.add("test_broken.py", died)
-    said = small.forebay("conform", "sim", "--record", "record.json")
-    assert said.code == 2
-    assert said.err.splitlines()[-1].startswith("error: conform: nothing was judged: pytest died with status ")
+    assert_told(small.forebay("conform", "sim", "--record", "record.json"), f"error: conform: {says}")
     assert not list(small.work.iterdir())
 
 
@@ -201,7 +209,7 @@ IMPATIENT = """
 import sys
 from forebay.runtime.cli import suite_process
 
-suite_process._GRACE_S = 0.3
+suite_process._GRACE_S = 3.0
 print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
 """
 
