@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 
 from forebay.runtime.cli.app import main
+from forebay.specs.clauses import catalogue
+from forebay.specs.faults.catalogue import faults
+from tests.cli.running import ROOT
 from tests.suite.conftest import Records
 from tests.suite.small import PROGRAM, Outcome, Small
 
@@ -262,3 +267,56 @@ def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None
     code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
     assert code == 0
     assert "Ended(status=2, complaint='', interrupted=True)" in out
+
+
+# -- a failing clause, of a backend with a real fault ----------------------------------------------------------------------
+
+FAULT = "doors.pad-wraps"
+DRAWN = "test_any_device_ids_do_what_the_rule_says"
+LISTED = "test_a_pad_writes_nothing_and_never_wraps"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The real suite over a sim with a fault in it: a package whose patched modules are copies, and all else links."""
+    made = Small(tmp_path_factory.mktemp("faulty"))
+    made.work.mkdir()
+    package = made.folder / "forebay"
+    package.mkdir()
+    for name in ("specs", "runtime", "kernels", "hardware"):
+        (package / name).symlink_to(ROOT / name)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "backends", package / "backends", ignore=ignored)
+    for patch in faults()[FAULT].patches:
+        path = made.folder.joinpath(*patch.module.split(".")).with_suffix(".py")
+        path.write_text(patch.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return made
+
+
+@pytest.mark.clause("G2")
+def test_what_is_printed_of_a_real_fault_reproduces_it(faulty: Small) -> None:
+    """Clause, smallest failing input (drawn, or from a list), expected, got, and a command that fails alike as it stands."""
+    said = faulty.forebay("conform", "sim", "-k", f"{DRAWN} or {LISTED} and NHD and device")
+    assert (said.code, said.err) == (1, "")
+    told = re.findall(r"^FAILED (\S+)\n((?:  .+\n)+)", said.out, re.MULTILINE)
+    drawn = next(block for test, block in told if DRAWN in test)
+    listed = next(block for test, block in told if LISTED in test)
+    clause = catalogue().clause(faults()[FAULT].clause)
+    for block, asked in ((drawn, "Draw 1"), (listed, "layout='NHD'")):
+        assert asked in block[block.index("smallest failing input: ") : block.index("expected: ")]
+        assert " at 0x" not in block
+        assert f"  clause {clause.id} ({clause.title}): {clause.text.split()[0]}" in block
+        for part in ("smallest failing input: ", "expected: ", "got: "):
+            assert part in block
+        (command,) = re.findall(r"^  run it alone: (.+)$", block, re.MULTILINE)
+        again = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=faulty.work,
+            env=faulty.environment(PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (again.returncode, again.stderr) == (1, ""), again
+        assert block in again.stdout
+        assert "0 pass, 1 fail" in again.stdout
