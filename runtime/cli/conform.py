@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+import os
 import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, Ended, run_pytest
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
 
@@ -19,6 +21,9 @@ SUITE: Final = "forebay.specs.suite"
 PLUGINS: Final = ("forebay.specs.suite.plugin", "forebay.runtime.suite_plugin", "_hypothesis_pytestplugin")
 """All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
 NEEDED: Final = ("pytest", "hypothesis", "matplotlib")
+SHOWN: Final = 20
+"""Faults of a record that are printed at most."""
+INTERRUPTED: Final = 130
 CONFORMING: Final = ("conformant", "passed")
 
 
@@ -40,24 +45,40 @@ def conform(
     ] = "",
     verify: Annotated[Path | None, typer.Option(metavar="FILE", help="Verify a record instead of judging.")] = None,
 ) -> None:
-    """Judge a backend by the shared suite; exit code 0 if it holds everything that was asked."""
+    """Judge a backend by the shared suite.
+
+    Exit code 0: it holds everything that was asked. 1: it does not, or the record that was to be verified is not valid. 2: nothing
+    could be judged; the reason is told. 130: interrupted; the record holds what was known.
+    """
     _check_installed()
+    from forebay.specs.suite.journal import journal_of
+
     if verify is not None:
         if backend is not None:
             raise InvalidInput(f"conform: got the backend {backend!r} and --verify; a record says whom it judges")
         _verify(verify)
     if backend is None:
         raise InvalidInput("conform: name the backend to judge, or a record with --verify FILE")
+    outputs = {"--record": record, "--html": html, "--junit": junit, "--statement": statement}
+    _check_outputs(outputs)
+    _check_waivers(waivers)
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
         path = Path(folder, "record.json") if record is None else record.absolute()
-        arguments = ["--backend", backend, "--suite-profile", profile, "--suite-record", str(path)]
-        arguments += [] if waivers is None else ["--suite-waivers", str(waivers.absolute())]
-        arguments += ["-k", select] if select else []
-        status = _run_pytest(Path(folder), arguments, test or [])
-        made = _finished(path, status)
-        if made is None:
-            raise typer.Exit(1 if status in (0, None) else 2)
+        arguments = [f"--backend={backend}", f"--suite-profile={profile}", f"--suite-record={path}"]
+        arguments += [] if waivers is None else [f"--suite-waivers={waivers.absolute()}"]
+        arguments += [f"-k={select}"] if select else []
+        command = [*suite_arguments(Path(folder), test or []), *arguments]
+        for old in (
+            *outputs.values(),
+            journal_of(path),
+        ):  # whatever happens now, nothing of an earlier run is taken for this one
+            if old is not None:
+                old.unlink(missing_ok=True)
+        ended = run_pytest(command, isolated_environment(Path(folder)))
+        made = _finished(path, ended)
     _write_reports(made, html=html, junit=junit, statement=statement)
+    if ended.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if made["verdict"] not in CONFORMING:
         raise typer.Exit(1 if made["backend"] is not None else 2)
 
@@ -75,7 +96,20 @@ def suite_arguments(folder: Path, tests: list[str]) -> list[str]:
                 f"conform --test: got {name!r}, expected FILE::TEST with a file of the suite, as records name it"
             )
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(root), "-p", "no:cacheprovider", "--strict-markers"]
+    arguments = [
+        "-q",
+        "--no-header",
+        "--tb=no",
+        "-r",
+        "",
+        "-c",
+        str(folder / "pytest.ini"),
+        "--rootdir",
+        str(root),
+        "-p",
+        "no:cacheprovider",
+        "--strict-markers",
+    ]
     for plugin in PLUGINS:
         arguments += ["-p", plugin]
     return [*arguments, *(str(root / name) for name in tests or [""])]
@@ -94,77 +128,107 @@ def _check_installed() -> None:
         raise InvalidInput(f"conform needs {', '.join(missing)}: pip install 'forebay[suite]'")
 
 
-def _run_pytest(folder: Path, arguments: list[str], tests: list[str]) -> int | None:
-    """Run the suite in a process of its own and return its exit status, None if the user interrupted it."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "--tb=no",
-        "-r",
-        "",
-        *suite_arguments(folder, tests),
-    ]
-    process = subprocess.Popen([*command, *arguments], env=isolated_environment(folder))  # noqa: S603  # this interpreter
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # pytest got it too: it ends the run and writes what it knows
+def _check_outputs(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse before a long run what could not be written after it.
+
+    Raises:
+        InvalidInput: a file cannot be made there, or two are one.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
             continue
+        if path.is_dir():
+            raise InvalidInput(f"conform {option} {path}: is a folder, expected a file to write")
+        if not path.parent.is_dir():
+            raise InvalidInput(f"conform {option} {path}: no folder {path.parent}; make it first")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InvalidInput(f"conform {option} {path}: cannot be written here")
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise InvalidInput(f"conform {option} {path}: is the file of {other} too")
 
 
-def _finished(path: Path, status: int | None) -> dict[str, Any] | None:
-    """The record of the run; made here from the journal where the process died, None where nothing was asked."""
-    from forebay.specs.suite.journal import read_journal
+def _check_waivers(path: Path | None) -> None:
+    from forebay.specs.suite.waivers import load_waivers
+
+    if path is not None:
+        load_waivers(path, datetime.now(UTC).date())
+
+
+def _finished(path: Path, ended: Ended) -> dict[str, Any]:
+    """The record of the run; made here from the journal where the process died.
+
+    Raises:
+        InvalidInput: nothing was asked, for a reason in the command line.
+        ForebayError: nothing was asked, for another one.
+    """
+    from forebay.specs.suite.journal import journal_of, read_journal
     from forebay.specs.suite.record import assemble, write_record
 
-    journal = path.with_name(path.name + ".journal")
-    if journal.exists():
-        entries = read_journal(journal)
-        journal.unlink()
-        if not any(entry["entry"] == "run" for entry in entries):
-            return None
+    if ended.status == USAGE_ERROR:
+        raise InvalidInput(f"conform: {ended.complaint}")
+    if ended.status == NO_TESTS:
+        raise InvalidInput("conform: no test of the suite is left by -k and --test for this backend and profile")
+    journal = journal_of(path)
+    entries = read_journal(journal) if journal.exists() else []
+    if any(entry["entry"] == "run" for entry in entries):
         if not any(entry["entry"] == "stopped" for entry in entries):
-            entries.append({"entry": "stopped", "reason": f"its process died with status {status}"})
+            entries.append({"entry": "stopped", "reason": f"its process {ended.told()}"})
         made = assemble(entries)
         write_record(made, path)
+        journal.unlink()
         counts = ", ".join(f"{count} {outcome}" for outcome, count in made["summary"].items())
         print(f"STOPPED {made['stopped']}\n{made['requested']} ({made['profile']}): {made['verdict']}: {counts}")
         return made
-    if status == 0 or (status in (1, 2) and path.exists()):
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return record
-    return None
+    journal.unlink(missing_ok=True)
+    if not path.exists():
+        raise ForebayError(f"conform: nothing was judged: pytest {ended.told()} before the suite was collected")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
 
 
 def _write_reports(record: dict[str, Any], *, html: Path | None, junit: Path | None, statement: Path | None) -> None:
     if html is not None:
         from forebay.specs.suite.reports.page import page
 
-        html.write_text(page(record), encoding="utf-8")
+        _write(html, page(record))
     if junit is not None:
         from forebay.specs.suite.reports.junit import junit_xml
 
-        junit.write_text(junit_xml(record), encoding="utf-8")
+        _write(junit, junit_xml(record))
     if statement is not None:
         from forebay.specs.suite.reports.statement import statement as state
 
-        statement.write_text(state(record), encoding="utf-8")
+        _write(statement, state(record))
+
+
+def _write(path: Path, text: str) -> None:
+    """Texts of a record are anybody's: what has no form in UTF-8 is escaped."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ForebayError(f"conform: {path}: {error}") from error
 
 
 def _verify(path: Path) -> None:
     """Print what is wrong with a record, or that nothing is, and end the command."""
-    from forebay.specs.suite.reports.verify import faults_of
+    from forebay.specs.suite.verifier import faults_of
+    from forebay.specs.suite.verifier.installed import Asked, collect
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
-            command = [sys.executable, "-m", "pytest", *suite_arguments(Path(folder), [])]
-            faults = faults_of(path, command, isolated_environment(Path(folder)))
-    except OSError as error:
-        raise ForebayError(f"conform --verify {path}: {error}") from error
-    for fault in faults:
+    with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
+
+        def collected(requested: str, profile: str) -> Asked:
+            command = [*PYTEST, *suite_arguments(Path(folder), [])]
+            return collect(requested, profile, command, isolated_environment(Path(folder)))
+
+        try:
+            faults = faults_of(path, collected)
+        except OSError as error:
+            raise ForebayError(f"conform --verify {path}: {error}") from error
+    for fault in faults[:SHOWN]:
         print(f"{path}: {fault}")
+    if len(faults) > SHOWN:
+        print(f"{path}: and {len(faults) - SHOWN} more")
     print(f"{path}: {'not a valid record' if faults else 'valid'}")
     raise typer.Exit(1 if faults else 0)

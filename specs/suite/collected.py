@@ -76,6 +76,18 @@ def is_whole(items: Iterable[pytest.Item], arguments: Iterable[str]) -> bool:
     return not any("::" in argument for argument in arguments) and present >= set(FOLDER.glob("test_*.py"))
 
 
+def selection_of(config: pytest.Config) -> list[str]:
+    """What of pytest's arguments picks out of the suite: words, marks, files and tests of it, in a form that names no machine."""
+    options = [("-k", config.getoption("keyword")), ("-m", config.getoption("markexpr"))]
+    picked = [f"{option} {value}" for option, value in options if value]
+    for argument in config.args:
+        place, _, test = argument.partition("::")
+        name = Path(place).name
+        if name.startswith("test_") and name.endswith(".py"):
+            picked.append(f"{name}::{test}" if test else name)
+    return picked
+
+
 def asked_of(items: Iterable[pytest.Item], backend: str, profile: Profile) -> list[pytest.Item]:
     """The items that ``backend`` (``NAME[:MODE]``) is asked in a profile, in their order."""
     contract = catalogue()

@@ -14,9 +14,13 @@ import pytest
 from forebay.specs import Unsupported
 from forebay.specs.clauses import catalogue
 
-_FALSIFYING: Final = re.compile(r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)", re.IGNORECASE)
+_FALSIFYING: Final = re.compile(
+    r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)|Draw \d+\b", re.IGNORECASE
+)
+"""Notes of hypothesis that tell an input: the arguments, and what the test drew on its way."""
 _FIXTURE: Final = re.compile(r"^ +\w+=<[\w.]+ object at 0x[0-9a-f]+>,\n", re.MULTILINE)
 """A line of an example that names a fixture by its address: no input, and another one in every run."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _NUMPY: Final = re.compile(r"^ ACTUAL: (?P<got>.*?)^ DESIRED: (?P<want>.*)", re.MULTILINE | re.DOTALL)
 _NOT_RAISED: Final = re.compile(r"DID NOT RAISE (?:<class ')?(?P<want>[\w.]+|\(.*\))")
 _NOT_MATCHED: Final = re.compile(r"Expected regex: (?P<want>.*)\n\s*(?:Actual message|Input): (?P<got>.*)", re.DOTALL)
@@ -51,9 +55,7 @@ def failure_of(
 ) -> Failure:
     """Put an exception of ``item`` into words."""
     error = leaves(caught.value)[0]
-    callspec = getattr(item, "callspec", None)
-    values = "" if callspec is None else ", ".join(f"{name}={value!r}" for name, value in callspec.params.items())
-    asked = "\n".join(part for part in (values, _falsifying(error)) if part) or "none: the test has one case"
+    asked = "\n".join(part for part in (_parameters(item), _falsifying(error)) if part) or "none: the test has one case"
     expected, got = _expected_and_got(error, _statement(caught), comparison)
     return Failure(asked, expected, got)
 
@@ -77,9 +79,19 @@ def causes(error: BaseException) -> str:
     return "; caused by ".join(said)
 
 
+def _parameters(item: pytest.Item) -> str:
+    """The values a test is parametrised with; of a value that only has an address, what the test's name calls the case."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return ""
+    values = ", ".join(f"{name}={value!r}" for name, value in callspec.params.items())
+    named = _ADDRESS.sub("", values)
+    return values if named == values else f"[{callspec.id}]: {named}"
+
+
 def _falsifying(error: BaseException) -> str:
     notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.search(note))
+    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.match(note))
 
 
 def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
@@ -88,7 +100,7 @@ def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
     entry = (entries or list(caught.traceback))[-1]
     try:
         return " ".join(str(entry.statement).split())
-    except (IndexError, OSError):  # a source that is not there
+    except (AssertionError, IndexError, OSError):  # a source that is not there
         return f"{Path(entry.path).name}:{entry.lineno + 1}"
 
 

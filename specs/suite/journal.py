@@ -14,11 +14,17 @@ Entry = dict[str, Any]
 """``entry`` names its kind: ``run``, ``backend``, ``result``, ``counters``, ``stopped`` or ``end``; the rest is its content."""
 
 
+def journal_of(record: Path) -> Path:
+    """Where the journal of a run is while it lasts, or after it crashed: beside the file its record goes to."""
+    return record.with_name(f"{record.name}.journal")
+
+
 class Journal:
     """Entries in memory and, with a path, a line of JSON each in a file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.entries: list[Entry] = []
+        self._path = path
         self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
 
     def add(self, kind: str, content: Mapping[str, Any]) -> None:
@@ -28,6 +34,13 @@ class Journal:
         if self._file is not None:
             self._file.write(line + "\n")
             self._file.flush()
+
+    def discard(self) -> None:
+        """Close the file, if there is one, and take it away: what it holds is in a record, or worth nothing."""
+        self.entries = []
+        if self._file is not None and self._path is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -16,18 +16,16 @@ import pytest
 
 from forebay.specs import Backend, Capabilities
 from forebay.specs.clauses import catalogue
-from forebay.specs.suite.collected import ids, name_of, of_suite
+from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
 from forebay.specs.suite.digest import suite_hash
 from forebay.specs.suite.failure import Comparison, failure_of, told
-from forebay.specs.suite.journal import Journal
+from forebay.specs.suite.journal import Journal, journal_of
 from forebay.specs.suite.measured import hearing
 from forebay.specs.suite.outcome import Outcome, Phase, judge_phase, judge_test
 from forebay.specs.suite.record import Record, assemble, clauses_of, write_record
 from forebay.specs.suite.waivers import Waiver
 
-JOURNAL_SUFFIX: Final = ".journal"
-"""What the journal's file has more in its name than the record's; it is there while the run lasts, or if it crashed."""
 CANNOT_START: Final = 2
 """Exit status of a run whose backend could not be opened."""
 _LETTERS: Final = {"refused": "r", "waived": "w"}
@@ -42,9 +40,10 @@ class Judge:
         record: Path | None = config.getoption("--suite-record")
         self._config = config
         self._path = record
-        self._journal = Journal(None if record is None else record.with_name(record.name + JOURNAL_SUFFIX))
+        self._journal = Journal(None if record is None else journal_of(record))
         self._asked = {name_of(item) for item in asked}
         self._whole = whole
+        self._selection = selection_of(config)
         self._waivers = waivers
         self._capabilities: Capabilities | None = None
         self._device: object = None
@@ -98,7 +97,7 @@ class Judge:
                 "requested": self._config.getoption("--backend"),
                 "profile": self._config.getoption("--suite-profile"),
                 "complete": self._whole and chosen == self._asked,
-                "arguments": [str(argument) for argument in self._config.invocation_params.args],
+                "selection": self._selection,
                 "waivers": [waiver.as_dict() for waiver in self._waivers],
                 "seeds": {
                     "hypothesis": "derandomized: drawn from each test's own source"
@@ -197,6 +196,8 @@ class Judge:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the record, once every fixture is gone; a run that pytest calls passed may still have failed."""
+        if exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):  # nothing was asked
+            self._journal.discard()
         if not any(entry["entry"] == "run" for entry in self._journal.entries):
             return
         self._journal.add("end", {"ended": _now(), "status": int(exitstatus)})
@@ -206,7 +207,7 @@ class Judge:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._path is not None:
             write_record(self.record, self._path)
-            self._path.with_name(self._path.name + JOURNAL_SUFFIX).unlink()
+            self._journal.discard()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what failed, each with how to run it alone, then the verdict."""

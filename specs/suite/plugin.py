@@ -48,6 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
+def pytest_exception_interact(node: pytest.Item | pytest.Collector, call: pytest.CallInfo[object]) -> None:
+    """Stop at a module of the suite that cannot be imported: the rest of it is not the suite.
+
+    Raises:
+        pytest.UsageError: always, with the cause, where such a module was to be collected.
+    """
+    if (
+        isinstance(node, pytest.Module)
+        and node.path.resolve().parent == Path(__file__).resolve().parent
+        and call.excinfo
+    ):
+        error = call.excinfo.value
+        said = str(error).strip().splitlines() or [""]
+        cause = said[-1].removeprefix("E ").strip() if isinstance(error, pytest.Collector.CollectError) else said[0]
+        raise pytest.UsageError(f"{node.path.name} cannot be collected: {call.excinfo.typename}: {cause}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check the suite's tests and its waivers, keep those the backend is asked, and have them judged."""
@@ -72,7 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("collectonly"):
         from forebay.specs.suite.judge import JUDGE, Judge
 
-        config.stash[JUDGE] = judge = Judge(config, asked, waivers, whole=whole)
+        try:
+            judge = Judge(config, asked, waivers, whole=whole)
+        except OSError as error:
+            raise pytest.UsageError(f"--suite-record {config.getoption('--suite-record')}: {error}") from error
+        config.stash[JUDGE] = judge
         config.pluginmanager.register(judge)
 
 

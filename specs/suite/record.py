@@ -35,7 +35,7 @@ def assemble(entries: Sequence[Entry]) -> Record:
     stopped = by_kind["stopped"]["reason"] if "stopped" in by_kind else "" if end else "its process ended in the middle"
     record: Record = {
         "format": FORMAT,
-        **{key: run[key] for key in ("spec_version", "suite_hash", "requested", "profile", "complete", "arguments")},
+        **{key: run[key] for key in ("spec_version", "suite_hash", "requested", "profile", "complete", "selection")},
         "backend": None if backend is None else _content(backend),
         "versions": run["versions"],
         "seeds": run["seeds"],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.selection.fakes import Site
-from tests.suite.small import Small, every_clause, make_small
+from tests.suite.small import Outcome, Small, every_clause, make_small
 
 LIMITED = """
 from dataclasses import replace
@@ -27,6 +30,26 @@ def forebay_backend():
 """
 
 
+DYING = """
+import os
+
+
+def dying():
+    from forebay.backends.sim.driver import SimDriver
+
+    class Dying(SimDriver):
+        def stage(self, *arguments, **options):
+            {act}
+
+    return Dying()
+
+
+@hookimpl
+def forebay_backend():
+    return describe("{name}", load=dying, kind="simulated")
+"""
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Small:
     """A small suite that sim passes."""
@@ -35,17 +58,19 @@ def small(tmp_path: Path) -> Small:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed distributions: sim under other names, with limits it declares, one absent and one broken."""
+    """A folder of installed distributions: sim under other names, with limits, or dying; one absent, one broken."""
     folder = tmp_path_factory.mktemp("site")
     site = Site(folder)
     for name, declared in (
-        ("limited", "head_dims=(8, 64, 128), sinks=False"),
+        ("limited", "head_dims=(8, 64, 128), sinks=False, max_query_len=2"),
         ("narrow", "head_dims=(8, 32)"),
         ("silent", "head_dims=(64, 128)"),
     ):
         site.install(f"forebay-{name}", {name: LIMITED.format(name=name, declared=declared)}, version="2.5")
+    for name, act in (("dying", "os._exit(7)"), ("killed", "os.kill(os.getpid(), 9)")):
+        site.install(f"forebay-{name}", {name: DYING.format(name=name, act=act)})
     absent = """
     @hookimpl
     def forebay_backend():
@@ -81,3 +106,86 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site.install("plain-dist", {"plain": numpy_alone})
     (folder / "tests").symlink_to(Path(__file__).parents[1])
     return folder
+
+
+RICH = """
+from forebay.specs.suite.steps import decoder
+
+
+@pytest.mark.clause("D8")
+@pytest.mark.case("Z1")
+def test_head_size(backend: Backend) -> None:
+    with scene(backend, (5,), head_dim=16) as s:
+        s.check()
+
+
+@pytest.mark.clause("D9")
+def test_sinks(backend: Backend) -> None:
+    with scene(backend, (5,)) as s:
+        s.check(sinks=np.zeros(4, np.float32))
+
+
+@pytest.mark.clause("D4")
+def test_long_query(backend: Backend) -> None:
+    with scene(backend, (5, 3), query_len=3) as s:
+        s.check()
+
+
+@pytest.mark.clause("C1")
+def test_captured(backend: Backend) -> None:
+    made = decoder(backend)
+    made.seat(0, 3, [made.pool.first_block])
+    backend.run(made.segment)
+    trace = backend.capture(made.segment)
+    backend.replay(trace)
+    backend.release(trace)
+    made.close()
+
+
+@pytest.mark.clause("D5")
+@pytest.mark.parametrize("n", [1, 2])
+def test_wrong(backend: Backend, n: int) -> None:
+    assert n == 2
+"""
+WAIVERS = """
+[[waiver]]
+test = "test_rich.py::test_wrong[1]"
+clause = "D5"
+device = "simulated accelerator"
+reason = "it splits by <batch> & co"
+expiry = {expiry}
+"""
+
+
+@dataclass(frozen=True)
+class Records:
+    """A small suite, and records of runs of it that ended differently, by name; ``said`` is what each run printed."""
+
+    small: Small
+    record: dict[str, dict[str, Any]]
+    said: dict[str, Outcome]
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Records:
+    """``good`` (refusals and a used waiver), ``bad`` (the same failure without the waiver), ``crashed`` (its process died), ``away``
+    (its backend cannot start) and ``smoke``."""
+    small = make_small(tmp_path_factory.mktemp("records") / "small")
+    small.add("test_every.py", every_clause())
+    small.add("test_rich.py", RICH)
+    expiry = datetime.now(UTC).date() + timedelta(days=2)
+    (small.work / "waivers.toml").write_text(WAIVERS.format(expiry=expiry), encoding="utf-8")
+    waived = ("--waivers", "waivers.toml")
+    runs: dict[str, tuple[str, tuple[str, ...]]] = {
+        "good": ("limited", waived),
+        "smoke": ("limited", ("--profile", "smoke")),
+        "bad": ("limited", ()),
+        "crashed": ("dying", waived),
+        "away": ("away", ()),
+    }
+    made = {
+        name: small.record(*arguments, backend=backend, path=elsewhere) for name, (backend, arguments) in runs.items()
+    }
+    return Records(
+        small, {name: record for name, (_, record) in made.items()}, {n: said for n, (said, _) in made.items()}
+    )

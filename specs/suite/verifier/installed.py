@@ -1,0 +1,123 @@
+"""What a record has to share with the installed suite: contract, sources, tests with their clauses, the way inputs are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.specs.clauses import catalogue
+from forebay.specs.suite.verifier.listing import OPTION
+
+LISTING: Final = "forebay.specs.suite.verifier.listing"
+MARKS: Final = ("clauses", "refuses", "cases")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the installed suite asks one backend in one profile.
+
+    Attributes:
+        tests: the tests in their order, each with its ``clauses``, ``refuses`` and ``cases``.
+        all_clauses: the clauses, of values and of refusals, of every test of the suite, asked or not.
+        asks_backend: the tests that cannot begin before the judged backend is opened.
+        seeds: what a record says of how inputs are drawn.
+    """
+
+    tests: Mapping[str, Mapping[str, list[str]]]
+    all_clauses: Mapping[str, list[str]]
+    asks_backend: frozenset[str]
+    seeds: Mapping[str, Any]
+
+
+def collect(requested: str, profile: str, pytest_command: Sequence[str], environment: Mapping[str, str]) -> Asked:
+    """Collect the installed suite, whose tests ``pytest_command`` would run, and run none.
+
+    Raises:
+        ValueError: pytest could not collect them.
+    """
+    with tempfile.TemporaryDirectory(prefix="forebay-verify-") as folder:
+        path = Path(folder, "listing.json")
+        asked = ["-p", LISTING, f"{OPTION}={path}", "--collect-only", "-qq"]
+        asked += [f"--backend={requested}", f"--suite-profile={profile}"]
+        done = subprocess.run(
+            [*pytest_command, *asked], capture_output=True, text=True, env=dict(environment), check=False
+        )
+        if done.returncode != 0 or not path.exists():
+            said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+            raise ValueError(f"the installed suite cannot be collected: {said[-500:]}")
+        listed = json.loads(path.read_text(encoding="utf-8"))
+    by_name = {test["test"]: {key: test[key] for key in MARKS} for test in listed["all"]}
+    return Asked(
+        tests={name: by_name[name] for name in listed["asked"]},
+        all_clauses={name: [*marks["clauses"], *marks["refuses"]] for name, marks in by_name.items()},
+        asks_backend=frozenset(test["test"] for test in listed["all"] if test["asks_backend"]),
+        seeds={
+            "hypothesis": "derandomized: drawn from each test's own source" if listed["derandomized"] else "random",
+            "hypothesis_max_examples": listed["examples"],
+            "numpy": "fixed in each test",
+        },
+    )
+
+
+def identity_faults(record: dict[str, Any]) -> Iterator[str]:
+    """Whether the record is whole as it was written, of the installed contract and suite, and of the backend it was asked for."""
+    plain = {key: value for key, value in record.items() if key != "digest"}
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    if hashlib.sha256(canonical).hexdigest() != record["digest"]:
+        yield "edited: its digest is not that of its content"
+    if record["spec_version"] != catalogue().version:
+        yield f"contract {record['spec_version']}, installed is {catalogue().version}"
+    if record["suite_hash"] != _installed_suite():
+        yield f"suite {record['suite_hash'][:16]}, installed is {_installed_suite()[:16]}"
+    backend = record["backend"]
+    name, _, mode = record["requested"].partition(":")
+    if backend is not None and name not in (backend["name"], "auto"):
+        yield f"asked for {record['requested']!r}, but {backend['name']!r} was judged"
+    if backend is not None and mode and mode != backend["mode"]:
+        yield f"asked for {record['requested']!r}, but its mode {backend['mode']!r} was judged"
+
+
+def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
+    """Whether the record has one result of every test that was to be asked, with the clauses the test has, and no other."""
+    names = [result["test"] for result in record["results"]]
+    held = Counter(names)
+    differences = {
+        "missing": [name for name in asked.tests if name not in held],
+        "extra": sorted(set(held) - set(asked.tests)),
+        "duplicate": [name for name, count in held.items() if count > 1],
+    }
+    for title, found in differences.items():
+        if found:
+            yield f"{len(found)} {title} result(s): {', '.join(found[:3])}{' …' if len(found) > 3 else ''}"
+    if not any(differences.values()) and names != list(asked.tests):
+        first = next(got for got, want in zip(names, asked.tests, strict=True) if got != want)
+        yield f"its results are not in the suite's order, from {first} on"
+    for result in record["results"]:
+        for key in MARKS if result["test"] in asked.tests else ():
+            if result[key] != asked.tests[result["test"]][key]:
+                yield f"{result['test']}: {key} {result[key]}, the suite's test has {asked.tests[result['test']][key]}"
+        if record["backend"] is None and result["outcome"] != "not-run" and result["test"] in asked.asks_backend:
+            yield f"{result['test']}: {result['outcome']}, and no backend was opened"
+    if not record["complete"]:
+        yield "it calls itself a selection: only the whole of a profile can be verified"
+    elif record["selection"]:
+        yield f"it calls itself complete, and was selected by {', '.join(record['selection'])}"
+    if record["seeds"] != asked.seeds:
+        yield f"its inputs were drawn by {record['seeds']}, those of the suite by {dict(asked.seeds)}"
+
+
+def _installed_suite() -> str:
+    specs = resources.files("forebay.specs")
+    names = [entry.name for entry in specs.joinpath("suite").iterdir() if entry.name.endswith(".py")]
+    content = {name: specs.joinpath("suite", name).read_bytes() for name in names}
+    content["clauses.toml"] = specs.joinpath("clauses.toml").read_bytes()
+    stream = b"".join(b"%s %d\n%s" % (name.encode(), len(content[name]), content[name]) for name in sorted(content))
+    return hashlib.sha256(stream).hexdigest()

@@ -1,0 +1,322 @@
+"""``forebay conform`` as a user meets it: in a folder of theirs, with what they mistype, and with backends that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.runtime.cli.app import main
+from forebay.specs.clauses import catalogue
+from forebay.specs.faults.catalogue import faults
+from tests.cli.running import ROOT
+from tests.suite.conftest import Records
+from tests.suite.small import PROGRAM, Outcome, Small
+
+NONSENSE = {
+    "pytest.ini": "[pytest]\naddopts = --nonsense\npython_files = *.txt\n",
+    "tox.ini": "[pytest]\naddopts = --nonsense\n",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--nonsense'\n",
+    "setup.cfg": "[tool:pytest]\naddopts = --nonsense\n",
+    **{
+        f"{name}.py": f"raise RuntimeError('{name} of the user')\n"
+        for name in ("conftest", "numpy", "pytest", "typing")
+    },
+}
+SURROUNDINGS = {
+    "PYTEST_ADDOPTS": "--nonsense -x --collect-only",
+    "PYTEST_PLUGINS": "nonsense",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
+    "HYPOTHESIS_STORAGE_DIRECTORY": "/nowhere",
+}
+OLD = "an older record\n"
+
+
+def assert_told(said: Outcome, *parts: str) -> None:
+    """Exit code 2 and one clear line on stderr."""
+    assert said.code == 2, said
+    assert said.err.startswith("error: conform"), said.err
+    assert said.err.count("\n") == 1, said.err
+    assert "Traceback" not in said.out
+    for part in parts:
+        assert part in said.err
+
+
+# -- where it runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_users_own_folder_or_pytest_settings_reaches_the_run(
+    records: Records, elsewhere: Path, tmp_path: Path
+) -> None:
+    for name, text in NONSENSE.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    said = records.small.forebay(
+        "conform", "limited", "--waivers", str(records.small.work / "waivers.toml"), "--record", "record.json",
+        path=elsewhere, cwd=tmp_path, **SURROUNDINGS,
+    )  # fmt: skip
+    assert (said.code, said.err) == (0, "")
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert (record["verdict"], record["complete"]) == ("conformant", True)
+    assert outcomes(record) == outcomes(records.record["good"])
+    assert {path.name for path in tmp_path.iterdir()} == {*NONSENSE, "record.json"}
+
+
+def test_a_folder_that_cannot_be_written_will_do(records: Records, elsewhere: Path, tmp_path: Path) -> None:
+    locked = Path("/proc") if os.geteuid() == 0 else tmp_path / "locked"  # root writes wherever there is a disk
+    if os.geteuid():
+        locked.mkdir(mode=0o500)
+    target = tmp_path / "record.json"
+    one = ("--test", "test_every.py::test_stage")
+    said = records.small.forebay("conform", "limited", *one, "--record", str(target), path=elsewhere, cwd=locked)
+    assert (said.code, said.err) == (0, "")
+    assert json.loads(target.read_text(encoding="utf-8"))["summary"]["pass"] == 1
+    assert_told(
+        records.small.forebay("conform", "limited", *one, "--record", "r.json", path=elsewhere, cwd=locked), "r.json"
+    )
+
+
+def outcomes(record: dict[str, Any]) -> dict[str, str]:
+    return {result["test"]: result["outcome"] for result in record["results"]}
+
+
+# -- what they mistype -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("sim", "--record", "none/record.json"), "no folder none; make it first"),
+        (("sim", "--record", "folder"), "--record folder: is a folder, expected a file"),
+        (("sim", "--html", "none/page.html"), "--html none/page.html: no folder none"),
+        (("sim", "--junit", "folder"), "--junit folder: is a folder"),
+        (("sim", "--statement", "old.json/x.md"), "no folder old.json"),
+        (("sim", "--record", "one", "--html", "folder/../one"), "is the file of --record too"),
+        (("sim", "--waivers", "none.toml", "--record", "old.json"), "none.toml: "),
+        (("sim", "--waivers", "bad.toml", "--record", "old.json"), "it lacks clause, device, reason, expiry"),
+        (("sim", "--waivers", "old.json", "--record", "old.json"), "waivers old.json: "),
+        (("sim", "--waivers", "expired.toml", "--record", "old.json"), "it expired on 2020-01-31"),
+        (("sim", "--test", "test_decode", "--record", "old.json"), "expected FILE::TEST"),
+        (("sim", "--test", "test_none.py::test_it", "--record", "old.json"), "expected FILE::TEST"),
+        (("sim", "--profile", "quick"), "'quick'"),
+        ((), "name the backend to judge"),
+        (("sim", "--verify", "old.json"), "a record says whom it judges"),
+    ],
+)
+def test_what_is_mistyped_is_told_before_anything_is_touched(
+    arguments: tuple[str, ...], says: str, plain_surroundings: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("folder").mkdir()
+    Path("old.json").write_text(OLD, encoding="utf-8")
+    Path("bad.toml").write_text("[[waiver]]\ntest = 'a'\n", encoding="utf-8")
+    Path("expired.toml").write_text(
+        "[[waiver]]\ntest = 'a'\nclause = 'D1'\ndevice = 'd'\nreason = 'r'\nexpiry = 2020-01-31\n", encoding="utf-8"
+    )
+    code = main(["conform", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert says in err
+    assert Path("old.json").read_text(encoding="utf-8") == OLD
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--test", "test_every.py::test_none"), "test_every.py::test_none"),
+        (("-k", "zzz"), "no test of the suite is left by -k and --test"),
+        (("-k", "decode and ("), "-k"),
+        (("--waivers", "unmatched.toml"), "the suite has no such test"),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_no_older_record_in_its_place(
+    arguments: tuple[str, ...], says: str, records: Records, elsewhere: Path, tmp_path: Path
+) -> None:
+    text = (records.small.work / "waivers.toml").read_text(encoding="utf-8")
+    (tmp_path / "unmatched.toml").write_text(text.replace("test_wrong", "test_gone"), encoding="utf-8")
+    for name in ("record.json", "page.html", "record.json.journal"):
+        (tmp_path / name).write_text(OLD, encoding="utf-8")
+    said = records.small.forebay(
+        "conform", "limited", "--record", "record.json", "--html", "page.html", *arguments, path=elsewhere, cwd=tmp_path
+    )
+    assert_told(said, says)
+    assert [path.name for path in tmp_path.iterdir()] == ["unmatched.toml"]
+
+
+@pytest.mark.parametrize(
+    ("died", "says"),
+    [
+        ("import os; os._exit(3)", "nothing was judged: pytest died with status 3 before the suite was collected"),
+        ("raise OSError('no libdevice')", "test_broken.py cannot be collected: OSError: no libdevice"),
+        (
+            "import nonesuch",
+            "test_broken.py cannot be collected: CollectError: ModuleNotFoundError: No module named 'nonesuch'",
+        ),
+    ],
+)
+def test_a_suite_that_cannot_be_collected_is_no_verdict(small: Small, died: str, says: str) -> None:
+    small.add("test_broken.py", died)
+    assert_told(small.forebay("conform", "sim", "--record", "record.json"), f"error: conform: {says}")
+    assert not list(small.work.iterdir())
+
+
+# -- backends that do not start, or die ------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("B1")
+def test_a_mode_that_nobody_has_is_a_cause(records: Records, elsewhere: Path, tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(OLD, encoding="utf-8")
+    said = records.small.forebay("conform", "sim:warp", "--record", "record.json", path=elsewhere, cwd=tmp_path)
+    assert said.code == 2
+    assert "STOPPED backend 'sim:warp' cannot start: " in said.out
+    assert "Traceback" not in said.out + said.err
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert set(outcomes(record).values()) == {"not-run"}
+
+
+@pytest.mark.clause("G2")
+def test_a_process_that_is_killed_leaves_a_record_and_every_report(
+    records: Records, elsewhere: Path, tmp_path: Path
+) -> None:
+    files = {"--record": "record.json", "--html": "page.html", "--junit": "junit.xml", "--statement": "statement.md"}
+    said = records.small.forebay(
+        "conform", "killed", *(part for pair in files.items() for part in pair), path=elsewhere, cwd=tmp_path
+    )
+    assert said.code == 1
+    assert "STOPPED its process was killed by SIGKILL" in said.out
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    found = outcomes(record)
+    assert (found["test_every.py::test_decode[gather]"], found["test_every.py::test_stage"]) == ("pass", "not-run")
+    assert found.keys() == outcomes(records.record["good"]).keys()
+    assert {path.name for path in tmp_path.iterdir()} == set(files.values())
+    for name in files.values():
+        assert "its process was killed by SIGKILL" in (tmp_path / name).read_text(encoding="utf-8")
+
+
+# -- interrupts ------------------------------------------------------------------------------------------------------------
+
+SLOW = """
+@pytest.mark.clause("D1")
+def test_slow(backend: Backend) -> None:
+    import time
+
+    time.sleep(60)
+"""
+IMPATIENT = """
+import sys
+from forebay.runtime.cli import suite_process
+
+suite_process._GRACE_S = 3.0
+print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
+"""
+
+
+def interrupted(small: Small, arguments: list[str], ready: Path, *, group: bool) -> tuple[int, str, str]:
+    """Start a process, interrupt it, or its whole group as a terminal does, once ``ready`` has a second line, and wait for its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", *arguments],
+        cwd=small.work,
+        env=small.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (ready.exists() and ready.read_text(encoding="utf-8").count("\n") > 1):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
+@pytest.mark.clause("G2")
+def test_an_interrupt_ends_the_run_with_a_record_of_what_was_known(small: Small) -> None:
+    small.add("test_first.py", SLOW.replace("60", "0").replace("slow", "quick"))
+    small.add("test_slow.py", SLOW)
+    arguments = [PROGRAM, "conform", "sim", "--record", "record.json", "--statement", "statement.md"]
+    code, out, err = interrupted(small, arguments, small.work / "record.json.journal", group=True)
+    assert (code, err) == (130, "interrupted\n")
+    assert "STOPPED KeyboardInterrupt" in out
+    record = json.loads((small.work / "record.json").read_text(encoding="utf-8"))
+    assert outcomes(record)["test_first.py::test_quick"] == "pass"
+    assert outcomes(record)["test_slow.py::test_slow"] == "not-run"
+    assert record["verdict"] == "failed"
+    assert {path.name for path in small.work.iterdir()} == {"record.json", "statement.md"}
+
+
+def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None:
+    ready = small.work / "ready"
+    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
+    (small.work / "test_slow.py").write_text(test, encoding="utf-8")
+    code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
+    assert code == 0
+    assert "Ended(status=2, complaint='', interrupted=True)" in out
+
+
+# -- a failing clause, of a backend with a real fault ----------------------------------------------------------------------
+
+FAULT = "doors.pad-wraps"
+DRAWN = "test_any_device_ids_do_what_the_rule_says"
+LISTED = "test_a_pad_writes_nothing_and_never_wraps"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The real suite over a sim with a fault in it: a package whose patched modules are copies, and all else links."""
+    made = Small(tmp_path_factory.mktemp("faulty"))
+    made.work.mkdir()
+    package = made.folder / "forebay"
+    package.mkdir()
+    for name in ("specs", "runtime", "kernels", "hardware"):
+        (package / name).symlink_to(ROOT / name)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "backends", package / "backends", ignore=ignored)
+    for patch in faults()[FAULT].patches:
+        path = made.folder.joinpath(*patch.module.split(".")).with_suffix(".py")
+        path.write_text(patch.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return made
+
+
+@pytest.mark.clause("G2")
+def test_what_is_printed_of_a_real_fault_reproduces_it(faulty: Small) -> None:
+    """Clause, smallest failing input (drawn, or from a list), expected, got, and a command that fails alike as it stands."""
+    said = faulty.forebay("conform", "sim", "-k", f"{DRAWN} or {LISTED} and NHD and device")
+    assert (said.code, said.err) == (1, "")
+    told = re.findall(r"^FAILED (\S+)\n((?:  .+\n)+)", said.out, re.MULTILINE)
+    drawn = next(block for test, block in told if DRAWN in test)
+    listed = next(block for test, block in told if LISTED in test)
+    clause = catalogue().clause(faults()[FAULT].clause)
+    for block, asked in ((drawn, "Draw 1"), (listed, "layout='NHD'")):
+        assert asked in block[block.index("smallest failing input: ") : block.index("expected: ")]
+        assert " at 0x" not in block
+        assert f"  clause {clause.id} ({clause.title}): {clause.text.split()[0]}" in block
+        for part in ("smallest failing input: ", "expected: ", "got: "):
+            assert part in block
+        (command,) = re.findall(r"^  run it alone: (.+)$", block, re.MULTILINE)
+        again = subprocess.run(
+            ["/bin/sh", "-c", command],
+            cwd=faulty.work,
+            env=faulty.environment(PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (again.returncode, again.stderr) == (1, ""), again
+        assert block in again.stdout
+        assert "0 pass, 1 fail" in again.stdout
