@@ -14,7 +14,7 @@ from forebay.specs.suite.reports.junit import junit_xml
 from forebay.specs.suite.reports.page import page
 from forebay.specs.suite.reports.statement import statement
 from tests.suite.conftest import Records
-from tests.suite.mutations import HEAD, QUERY, STAGE, WAIVED, of
+from tests.suite.edits import HEAD, QUERY, STAGE, WAIVED, of
 
 ENDINGS = ("good", "smoke", "bad", "crashed", "away")
 NASTY = "<script>alert('x')</script> & \"quoted\" ]]> \x00\x1b[31m\ud800 http://example.org/a.js"
