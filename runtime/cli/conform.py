@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, Ended, run_pytest
+from forebay.runtime.plugins import PluginManager
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
 
@@ -211,6 +212,15 @@ def _write(path: Path, text: str) -> None:
         raise ForebayError(f"conform: {path}: {error}") from error
 
 
+def installed_kind(name: str, mode: str) -> str | None:
+    """What kind of device an installed backend says it is, None if there is no such backend or mode here."""
+    try:
+        _, descriptor = PluginManager.discover().find(name)
+    except ForebayError:
+        return None
+    return next((each.kind for each in descriptor.modes if each.name == mode), None)
+
+
 def _verify(path: Path) -> None:
     """Print what is wrong with a record, or that nothing is, and end the command."""
     from forebay.specs.suite.verifier import faults_of
@@ -223,7 +233,7 @@ def _verify(path: Path) -> None:
             return collect(requested, profile, command, isolated_environment(Path(folder)))
 
         try:
-            faults = faults_of(path, collected)
+            faults = faults_of(path, collected, installed_kind)
         except OSError as error:
             raise ForebayError(f"conform --verify {path}: {error}") from error
     for fault in faults[:SHOWN]:

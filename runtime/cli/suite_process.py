@@ -40,7 +40,6 @@ def run_pytest(arguments: Sequence[str], environment: Mapping[str, str]) -> Ende
         [*PYTEST, *arguments], env=dict(environment), stderr=subprocess.PIPE, text=True, errors="backslashreplace"
     )
     complaint: list[str] = []
-    assert process.stderr is not None  # noqa: S101  # a pipe was asked for
     relay = threading.Thread(target=_relay, args=(process.stderr, complaint), daemon=True)
     relay.start()
     interrupted = False

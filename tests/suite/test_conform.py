@@ -151,6 +151,14 @@ def test_a_run_that_cannot_begin_leaves_no_older_record_in_its_place(
     assert [path.name for path in tmp_path.iterdir()] == ["unmatched.toml"]
 
 
+def test_plain_pytest_says_the_same_of_a_record_that_cannot_be_written(records: Records) -> None:
+    said = records.small.pytest(
+        "--pyargs", "forebay.specs.suite", "--backend", "sim", "--suite-record", "none/record.json"
+    )
+    assert said.code == 4
+    assert re.fullmatch(r"ERROR: --suite-record none/record.json: .*No such file.*", said.err.strip())
+
+
 @pytest.mark.parametrize(
     ("died", "says"),
     [

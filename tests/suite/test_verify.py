@@ -26,7 +26,8 @@ from forebay.specs.suite.verifier import Asked, faults_of
 from forebay.specs.suite.verifier.installed import collect
 from tests.cli.running import Outcome, assert_one_line, run_process
 from tests.suite.conftest import Records
-from tests.suite.mutations import MUTATIONS, Mutation, Record, of
+from tests.suite.edits import Record, of
+from tests.suite.mutations import MUTATIONS, Mutation
 
 IMPORTS = [Path(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
 """Where this process finds what it tests, for the processes it starts."""
@@ -36,7 +37,7 @@ MANY = """
 import functools, json, sys, tempfile, traceback
 from pathlib import Path
 
-from forebay.runtime.cli.conform import suite_arguments
+from forebay.runtime.cli.conform import installed_kind, suite_arguments
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite.verifier import faults_of
 from forebay.specs.suite.verifier.installed import collect
@@ -60,10 +61,11 @@ def asked(requested, profile):
     return found
 
 
+kind = functools.cache(installed_kind)
 said = {}
 for path in Path(sys.argv[1]).iterdir():
     try:
-        said[path.name] = faults_of(path, asked)
+        said[path.name] = faults_of(path, asked, kind)
     except BaseException:
         said[path.name] = [traceback.format_exc()]
 print(json.dumps(said))
@@ -266,7 +268,9 @@ class Real:
 
     def faults(self, data: bytes) -> list[str]:
         (self.folder / "edited.json").write_bytes(data)
-        return faults_of(self.folder / "edited.json", lambda requested, profile: self.asked)
+        return faults_of(
+            self.folder / "edited.json", lambda requested, profile: self.asked, lambda name, mode: "simulated"
+        )
 
 
 @pytest.fixture(scope="module")

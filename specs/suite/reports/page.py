@@ -68,6 +68,6 @@ def error_plot(record: Record) -> str:
         axes.set_xscale("log")
         axes.set_xlabel("largest error of a test, relative to the largest |V|; the bar is the limit of clause D6")
         drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = drawn.getvalue()
     return text[text.index("<svg") :]

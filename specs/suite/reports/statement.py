@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, named, ran_on, refusals
 
 _VERDICTS = {
@@ -9,52 +11,80 @@ _VERDICTS = {
     "passed": "NOT A FULL RUN: what was asked passed; conformance is stated by a complete run of the full profile alone.",
     "failed": "NOT CONFORMANT.",
 }
-_LISTED = 20
-"""Entries of one list at most; the record has them all."""
+_LISTED = {"refused": 10, "waived": 4, "fail": 3, "not-run": 3, "problem": 3}
+"""Entries of one list at most, so that all of it fits a page; the record has them all."""
+_IN_A_LINE = 24
+"""Entries at most of a list within a line."""
+_LONGEST = 300
+"""Characters of one text."""
 
 
 def statement(record: Record) -> str:
-    """Markdown made from a record alone."""
+    """Markdown made from a record alone; every text of it is kept to its line."""
     counts, matrix = record["summary"], clause_matrix(record)
     words = {"pass": "passed", "refused": "refused", "waived": "waived", "fail": "failed", "not-run": "not run"}
     told = ", ".join(f"{counts[outcome]} {words[outcome]}" for outcome in ORDER)
+    launches = [f"{operation} {count}" for operation, count in sorted(record["counters"].get("launches", {}).items())]
+    delegated = [f"{operation} {count}" for operation, count in sorted(record["delegated"].items())]
     lines = [
-        f"# Conformance statement: {named(record)}",
+        f"# Conformance statement: {_line(named(record))}",
         "",
         f"**{_VERDICTS[record['verdict']]}**",
         "",
-        f"- Run {ran_on(record)}",
+        f"- Run {_line(ran_on(record))}",
         f"- Contract {record['spec_version']}, suite {record['suite_hash'][:16]}, profile {record['profile']}"
         + ("" if record["complete"] else ", a selection of it"),
         f"- From {record['started']} to {record['ended'] or 'an end it did not reach'}"
-        + (f"; stopped: {record['stopped']}" if record["stopped"] else ""),
+        + (f"; stopped: {_line(record['stopped'])}" if record["stopped"] else ""),
         f"- {counts['total']} tests of {len(matrix)} clauses: {told}",
         f"- Record {record['digest'][:16]}",
     ]
     for dtype, seen in record["tolerances"].items():
         lines.append(f"- Largest error in {dtype}: {seen['largest']:.2e} of max |V|, {seen['limit']:g} allowed (D6)")
-    launches = record["counters"].get("launches", {})
-    own = [f"{operation} {count}" for operation, count in sorted(launches.items())]
-    delegated = [f"{operation} {count}" for operation, count in sorted(record["delegated"].items())]
-    met = [f"{name} = {value}: {count} tests" for name, value, count in refusals(record)]
+    lines += [
+        f"- Launches of the backend's own kernels: {_joined(launches) or 'none'}",
+        f"- Delegated to numpy: {_joined(delegated) or ('nothing' if launches else 'nothing is known')}",
+    ]
+    lines += _section("refused", "Refused, as declared", counts["refused"], _refused(record))
     waived = [
         f"{waiver['test']} ({waiver['clause']}, {waiver['device']}, until {waiver['expiry']}, {waiver['state']}): {waiver['reason']}"
         for waiver in record["waivers"]
     ]
-    lines += _section(f"Refused, as declared: {counts['refused']}", met, "nothing was refused")
-    lines += _section("Delegated to numpy", delegated, "nothing: every operation ran on kernels of the backend")
-    lines += _section("Launches of the backend's own kernels", own, "none")
-    lines += _section(f"Waivers: {len(waived)}", waived, "none")
+    lines += _section("waived", "Waivers", len(waived), waived)
     for outcome, title in (("fail", "Failed"), ("not-run", "Not run")):
         tests = [result["test"] for result in record["results"] if result["outcome"] == outcome]
-        lines += _section(f"{title}: {len(tests)}", tests, "none")
+        lines += _section(outcome, title, len(tests), tests)
     if record["problems"]:
-        lines += _section(f"Problems of the run: {len(record['problems'])}", list(record["problems"]), "")
+        lines += _section("problem", "Problems of the run", len(record["problems"]), record["problems"])
     return "\n".join(lines) + "\n"
 
 
-def _section(title: str, entries: list[str], none: str) -> list[str]:
-    listed = [f"- {entry}" for entry in entries[:_LISTED]]
-    if len(entries) > _LISTED:
-        listed.append(f"- and {len(entries) - _LISTED} more")
-    return ["", f"## {title}", "", *(listed or [none])]
+def _refused(record: Record) -> list[str]:
+    """A line for each declared limit: the values that were asked for, and how many tests met it."""
+    met: dict[str, dict[str, int]] = {}
+    for name, value, count in refusals(record):
+        met.setdefault(name, {})[value] = count
+    return [
+        f"{name}: {_joined(list(values))} ({total} test{'s' if total > 1 else ''})"
+        for name, values in met.items()
+        if (total := sum(values.values()))
+    ]
+
+
+def _section(kind: str, title: str, count: int, entries: Sequence[str]) -> list[str]:
+    most = _LISTED[kind]
+    listed = [f"- {_line(entry)}" for entry in entries[:most]]
+    if len(entries) > most:
+        listed.append(f"- and {len(entries) - most} more, in the record")
+    return ["", f"## {title}: {count}", "", *(listed or ["none"])]
+
+
+def _joined(entries: Sequence[str]) -> str:
+    more = [f"and {len(entries) - _IN_A_LINE} more"] if len(entries) > _IN_A_LINE else []
+    return _line(", ".join([*entries[:_IN_A_LINE], *more]))
+
+
+def _line(text: str) -> str:
+    """Texts of a record are anybody's: one that ends its line could say what the statement does not."""
+    shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} …"

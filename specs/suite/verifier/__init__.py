@@ -18,10 +18,11 @@ from forebay.specs.suite.verifier.shape import NotARecord, read_record
 __all__ = ["Asked", "faults_of"]
 
 
-def faults_of(path: Path, collect: Callable[[str, str], Asked]) -> list[str]:
+def faults_of(path: Path, collect: Callable[[str, str], Asked], kind_of: Callable[[str, str], str | None]) -> list[str]:
     """What is wrong with the record in a file, each in one printable line; ``[]`` if nothing is.
 
     ``collect(requested, profile)`` says what the installed suite asks a backend; it raises ValueError where that cannot be known.
+    ``kind_of(name, mode)`` says what kind of device the installed backend of that name is, None where there is none.
 
     Raises:
         OSError: the file cannot be read.
@@ -30,7 +31,7 @@ def faults_of(path: Path, collect: Callable[[str, str], Asked]) -> list[str]:
         record = read_record(path.read_bytes())
     except NotARecord as error:
         return [_printable(fault) for fault in error.faults]
-    faults = list(identity_faults(record))
+    faults = list(identity_faults(record, kind_of))
     try:
         asked = collect(record["requested"], record["profile"])
     except ValueError as error:

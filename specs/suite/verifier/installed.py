@@ -7,7 +7,7 @@ import json
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -67,7 +67,7 @@ def collect(requested: str, profile: str, pytest_command: Sequence[str], environ
     )
 
 
-def identity_faults(record: dict[str, Any]) -> Iterator[str]:
+def identity_faults(record: dict[str, Any], kind_of: Callable[[str, str], str | None]) -> Iterator[str]:
     """Whether the record is whole as it was written, of the installed contract and suite, and of the backend it was asked for."""
     plain = {key: value for key, value in record.items() if key != "digest"}
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -83,6 +83,9 @@ def identity_faults(record: dict[str, Any]) -> Iterator[str]:
         yield f"asked for {record['requested']!r}, but {backend['name']!r} was judged"
     if backend is not None and mode and mode != backend["mode"]:
         yield f"asked for {record['requested']!r}, but its mode {backend['mode']!r} was judged"
+    kind = None if backend is None else kind_of(backend["name"], backend["mode"])
+    if backend is not None and kind not in (None, backend["kind"]):
+        yield f"it calls {backend['name']!r} {backend['kind']}, the installed one is {kind}"
 
 
 def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
