@@ -21,6 +21,8 @@ from forebay.specs.faults.seeding import check_applies, seed
 
 Verdict = Literal["killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
 TIMEOUT_S: Final = 240.0
+FULL_TIMEOUT_S: Final = 1200.0
+"""Longest time of one fault, for the tests of its clause and for the whole suite, on a machine that does other work too."""
 OWN: Final = Path(__file__).resolve().parents[2]
 """The folder of the package."""
 _FORK: Final = multiprocessing.get_context("fork")
@@ -60,13 +62,15 @@ class Result:
         ]
 
 
-def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[Result]:
+def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float | None = None) -> Iterator[Result]:
     """Seed each fault, ``workers`` at a time; results as they come.
 
     ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it.
     """
     waiting, running = list(faults), list[_Running]()
     clauses = {} if everything or not faults else _warmed()
+    if timeout_s is None:
+        timeout_s = FULL_TIMEOUT_S if everything else TIMEOUT_S
     gc.freeze()
     try:
         while waiting or running:
