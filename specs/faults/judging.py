@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import hypothesis
 import pytest
@@ -21,6 +21,9 @@ BACKEND: Final = "sim"
 PACKAGE: Final = "forebay.specs.suite"
 PLAINEST: Final = "test_plainest.py"
 """Tests of one request, one block, contiguous NHD: a fault that breaks them is too coarse."""
+
+
+Scope = Literal["clause", "first", "all"]
 
 
 @dataclass
@@ -56,9 +59,9 @@ class Collector:
 class Judge:
     """A pytest plugin that picks the tests of a clause, or all, and keeps what fell."""
 
-    def __init__(self, fault: Fault, *, everything: bool) -> None:
+    def __init__(self, fault: Fault, scope: Scope) -> None:
         self._fault = fault
-        self._everything = everything
+        self._scope = scope
         self._compared: Compared | None = None
         self.judgement = Judgement()
         self.killed = False
@@ -78,7 +81,7 @@ class Judge:
         """Leave the plainest tests, first, and those of the clause, the cheap ones before the others."""
         plain = [item for item in items if _is_plain(item)]
         rest = [item for item in items if not _is_plain(item)]
-        if not self._everything:
+        if self._scope == "clause":
             rest = sorted((item for item in rest if self._fault.clause in clauses_of(item)), key=_cost)
         kept = {*plain, *rest}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -103,13 +106,14 @@ class Judge:
             said = [] if call.excinfo is None else about(call.excinfo.value, self._compared)
             made.failed[name] = clauses_of(item)
             made.about.setdefault(name, said)
-            self.killed = self.killed or self._fault.is_killed_by(made.failed[name], made.about[name])
+            caught = self._fault.is_killed_by(made.failed[name], made.about[name])
+            self.killed = self.killed or caught or self._scope == "first"
         self._compared = None
         return report
 
     def pytest_runtest_logfinish(self) -> None:
-        """Stop at the first kill unless everything is asked for, and where the plainest run falls."""
-        if self.judgement.plain_failed or (self.killed and not self._everything):
+        """Stop where the plainest run falls and, unless all is asked for, at the first kill."""
+        if self.judgement.plain_failed or (self.killed and self._scope != "all"):
             raise pytest.exit.Exception("judged")
 
 
@@ -133,9 +137,12 @@ def files_of(clause: str, clauses: Mapping[str, list[str]]) -> list[str]:
     return [f"{PACKAGE}.{Path(name).stem}" for name in dict.fromkeys(named)]
 
 
-def judge(fault: Fault, modules: Sequence[str] = (), *, everything: bool) -> Judgement:
-    """Run the suite, or ``modules`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped."""
-    judge_plugin = Judge(fault, everything=everything)
+def judge(fault: Fault, scope: Scope, modules: Sequence[str] = ()) -> Judgement:
+    """Run the suite, or ``modules`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped.
+
+    ``scope`` says which tests: those of the fault's clause up to the first that catches it, all up to the first that falls, or all.
+    """
+    judge_plugin = Judge(fault, scope)
     ended = _pytest(modules or [PACKAGE], judge_plugin)
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:

@@ -12,14 +12,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault
-from forebay.specs.faults.seeding import NAMESPACE, check_applies, seed
+from forebay.specs.faults.seeding import check_applies, seed
 
 Verdict = Literal["killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
 TIMEOUT_S: Final = 240.0
+FULL_TIMEOUT_S: Final = 1200.0
+"""Longest time of one fault, for the tests of its clause and for the whole suite, on a machine that does other work too."""
+OWN: Final = Path(__file__).resolve().parents[2]
+"""The folder of the package."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -57,13 +62,15 @@ class Result:
         ]
 
 
-def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[Result]:
+def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float | None = None) -> Iterator[Result]:
     """Seed each fault, ``workers`` at a time; results as they come.
 
     ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it.
     """
     waiting, running = list(faults), list[_Running]()
     clauses = {} if everything or not faults else _warmed()
+    if timeout_s is None:
+        timeout_s = FULL_TIMEOUT_S if everything else TIMEOUT_S
     gc.freeze()
     try:
         while waiting or running:
@@ -107,9 +114,14 @@ def _collect(there: multiprocessing.connection.Connection) -> None:
 
     before = set(sys.modules)
     clauses = collect()
-    names = [name for name in sys.modules if name not in before and not name.startswith((NAMESPACE, "__"))]
-    there.send((clauses, [name for name in names if getattr(sys.modules[name], "__spec__", None) is not None]))
+    there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)]))
     there.close()
+
+
+def _is_of_others(name: str) -> bool:
+    """Whether a module is a library's: none of Forebay's own, which pytest also imports under names of its making."""
+    spec = getattr(sys.modules[name], "__spec__", None)
+    return spec is not None and OWN not in Path(spec.origin or "").resolve().parents
 
 
 class _Running:
@@ -164,9 +176,9 @@ def _seed_and_judge(
         seed(fault)
         from forebay.specs.faults.judging import files_of, judge
 
-        said = vars(judge(fault, files_of(fault.clause, clauses) if clauses else (), everything=not clauses))
+        said = vars(judge(fault, "clause", files_of(fault.clause, clauses)) if clauses else judge(fault, "all"))
         if clauses and not said["failed"] and not said["plain_failed"] and not said["error"]:
-            said = vars(judge(fault, everything=True))
+            said = vars(judge(fault, "first"))
     except Exception as error:  # noqa: BLE001  # whatever a fault breaks is what there is to say of it
         said = {"error": f"{type(error).__name__}: {error}"}
     there.send(said)

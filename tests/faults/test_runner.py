@@ -16,7 +16,7 @@ from forebay.runtime.cli import app
 from forebay.specs.faults import catalogue, matrix, results, runner
 from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.results import Results
-from forebay.specs.faults.runner import Result
+from forebay.specs.faults.runner import Result, Verdict
 from forebay.specs.faults.runner import run as seed
 from forebay.specs.suite.digest import suite_hash
 
@@ -115,25 +115,31 @@ def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
     assert result.returncode == 0
 
 
-def test_a_survivor_fails_the_command(
-    plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "verdict", ["survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
+)
+def test_whatever_is_not_killed_fails_the_command(
+    plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verdict: Verdict
 ) -> None:
-    """So does a fault that another clause's tests alone catch; both are named."""
-    kinds = {"a.survivor": ("D9", NOTHING), "a.elsewhere": ("D10", WINDOW), "a.killed": ("D9", WINDOW)}
-    made = {name: Fault(name, clause, "a mistake", (patch,)) for name, (clause, patch) in kinds.items()}
-    monkeypatch.setattr(catalogue, "faults", lambda: made)
-    assert app.main(("faults", "--workers", "2")) == 1
+    """A survivor, and what other clauses' tests alone catch, is named with its clause."""
+    names = list(faults())[:2]
+
+    def results_of(chosen: Sequence[Fault], **_: Any) -> Iterator[Result]:
+        for fault, said in zip(chosen, ("killed", verdict), strict=True):
+            yield Result(fault, said, {}, 1, 0.1)
+
+    monkeypatch.setattr(runner, "run", results_of)
+    assert app.main(("faults", *names)) == 1
     said = capsys.readouterr().out
-    assert "3 faults, 1 killed by a test of their clause, 2 not" in said
-    for line in ("survived                 D9   a.survivor", "killed by another clause D10  a.elsewhere"):
-        assert line in said
-    assert app.main(("faults", "a.killed")) == 0
+    assert "2 faults, 1 killed by a test of their clause, 1 not" in said
+    assert f"{verdict:24} {faults()[names[1]].clause:4} {names[1]}" in said
 
 
 def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Good results of the same sources and the same fault are kept; a cut-off line and everything else is made anew."""
     path = tmp_path / "partial"
-    good, bad = judged("D9", WINDOW), judged("D9", NOTHING)
+    good = judged("D9", WINDOW)
+    bad = dataclasses.replace(good, fault=dataclasses.replace(good.fault, id="test.bad"), verdict="survived")
     with Results(path) as kept:
         kept.add(good)
     with path.open("a", encoding="utf-8") as file:
@@ -167,11 +173,11 @@ def test_what_was_kept_is_in_the_matrix(
 
     monkeypatch.setattr(runner, "run", interrupted)
     assert app.main(("faults", "--full", "--matrix", str(tmp_path))) == 130
-    assert [path.name for path in tmp_path.iterdir()] == [matrix.PARTIAL]
+    assert [path.name for path in tmp_path.glob("[mM]*")] == [matrix.PARTIAL]
     assert app.main(("faults", "--full", "--matrix", str(tmp_path))) == 0
     assert runs == [made.fault.id]
     assert "an earlier run" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {matrix.MATRIX_JSON, matrix.MATRIX_PAGE}
+    assert {path.name for path in tmp_path.glob("[mM]*")} == {matrix.MATRIX_JSON, matrix.MATRIX_PAGE}
 
 
 def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(
