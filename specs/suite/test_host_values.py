@@ -92,10 +92,9 @@ def test_counts_stay_at_their_largest_value(backend: Backend) -> None:
     q = backend.to_device(np.zeros((3, 1, 8), np.float32))
     table = backend.to_device(np.zeros((3, 2), np.int32))
     visible = backend.to_device(np.full(3, INT32_MAX, np.int32))
-    if "numpy" not in backend.name:
-        for _ in range(2):
-            backend.paged_decode(q, pool, 0, BlockTable(table), visible, table_len=2)
-        assert pool.invalid == INT32_MAX
+    for _ in range(2):
+        backend.paged_decode(q, pool, 0, BlockTable(table), visible, table_len=2)
+    assert pool.invalid == INT32_MAX
     backend.upload(pool.dropped_buffer, int32(INT32_MAX - 1))
     rows = backend.to_device(np.zeros((3, 1, 8), np.float32))
     pool.write(0, WriteLoc.slots(backend.to_device(int32(99, 99, 99))), rows, rows)
