@@ -147,7 +147,7 @@ def same_arrays(these: Iterable[Array], those: Iterable[Array]) -> None:
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(bits(a), bits(b))
-        shown, size = shown + np.count_nonzero(bits(a)), size + a.size
+        shown, size = shown + int(np.count_nonzero(bits(a))), size + a.size
     assert shown or not size, "both sides are nothing but zeros"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, KVGeometry, WriteLoc
 from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, host_bits
-from forebay.specs.suite.kv import int32
+from forebay.specs.suite.kv import int32, put_values
 
 INT32_MAX = 2**31 - 1
 
@@ -115,4 +115,7 @@ def test_no_rows_at_all(backend: Backend) -> None:
     for put in (backend.to_device, np.asarray):
         loc = WriteLoc.paged(put(np.zeros((0, 1), np.int32)), put(np.zeros(0, np.int32)), table_len=1)
         assert backend.xp.shape(pool.read(0, loc)[0]) == (0, 1, 4)
+        put_values(backend, pool, [3], [7])
+        one = WriteLoc.paged(put(int32([1])), put(int32(1)), table_len=1)
+        assert (backend.to_host(pool.read(0, one)[1]) == 7).all()
     backend.release(pool)

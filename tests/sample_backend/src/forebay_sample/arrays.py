@@ -55,7 +55,7 @@ class SampleArray:
         return self.bits.shape
 
     def __len__(self) -> int:
-        return self.bits.shape[0]
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> SampleArray:
         parts = index if isinstance(index, tuple) else (index,)
