@@ -35,7 +35,9 @@ def generate(engine: Any, runtime: ModuleType, **options: Any) -> list[list[int]
 def alone(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> list[list[int]]:
     """Tokens of each prompt by itself, the host supplying every id."""
     engine = make_engine(backend, arm="eager", slots=1)
-    return [list(engine.generate([p], s)[0].token_ids) for p, s in zip(PROMPTS, params(runtime), strict=True)]
+    tokens = [list(engine.generate([p], s)[0].token_ids) for p, s in zip(PROMPTS, params(runtime), strict=True)]
+    assert len(set(map(tuple, tokens))) == len(PROMPTS), "different prompts have the same answer"
+    return tokens
 
 
 @pytest.mark.clause("C11", "C3", "C4", "C6")
@@ -186,7 +188,8 @@ def test_a_boundary_goes_on_replaying_or_captures_anew(
         declared = b.capabilities.recapture_at_boundary
         engine = make_engine(b, slots=1, block_size=32)
         once = runtime.SamplingParams(max_tokens=8, ignore_eos=True)
-        first = engine.generate([PROMPTS[0]], once)[0].token_ids
+        first, other = (engine.generate([prompt], once)[0].token_ids for prompt in (PROMPTS[0], PROMPTS[1]))
+        assert first != other
         c = b.counters
         runs, captures, recaptures = c.run, c.capture, c.recapture
         assert engine.generate([PROMPTS[0]], once)[0].token_ids == first

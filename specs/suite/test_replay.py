@@ -326,6 +326,8 @@ def test_a_bucket_larger_than_its_state_is_refused(backend: Backend) -> None:
             pytest.raises(InvalidInput, match=r"by shape \[4\], expected its shape or its first rows"),
         ):
             act(over)
+    backend.run(Segment("fits", lambda _: ({wide: x.get() + 1}, {}), reads=(x,), updates=(wide,)))
+    assert backend.fetch(wide).tolist() == [1, 1, 1, 0]
     backend.release(x)
     backend.release(wide)
 

@@ -17,7 +17,7 @@ WRONG_DEVICE = """
 def wrong():
     from tests.selection.numpy_driver import NumpyDriver, WrongArrays
 
-    return NumpyDriver(WrongArrays())
+    return NumpyDriver(WrongArrays)
 
 @hookimpl
 def forebay_backend():

@@ -28,7 +28,8 @@ from forebay.specs import (
 )
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.suite.kv import geometry, int32, new_pool, refused, scene, unchanged
-from tests.contract.numpy_port import DeviceArray, NumpyPort, opened
+from tests.contract.numpy_port import NumpyPort, opened
+from tests.sample_backend.src.forebay_sample.arrays import SampleArray
 
 # -- what a port is --------------------------------------------------------------------------------------------------------
 
@@ -184,8 +185,8 @@ class Spy(NumpyPort):
             return len(loc.ids.bits)
         assert loc.table is not None
         table, positions = loc.table.array, loc.positions
-        assert isinstance(table, DeviceArray)
-        assert isinstance(positions, DeviceArray)
+        assert isinstance(table, SampleArray)
+        assert isinstance(positions, SampleArray)
         assert (table.dtype, table.bits.ndim, positions.dtype) == ("int32", 2, "int32")
         assert positions.bits.ndim in (1, 2)
         assert len(table.bits) == len(positions.bits)

@@ -1,4 +1,4 @@
-"""The numpy port of the contract's tests, with what a self-test needs and a memory of how it was loaded."""
+"""The numpy port of the contract's tests, with a memory of how it was loaded."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from tests.contract.numpy_port import DeviceArray, NumpyArrays, NumpyPort
+from tests.contract.numpy_port import NumpyPort
+from tests.sample_backend.src.forebay_sample.arrays import SampleArray
+from tests.sample_backend.src.forebay_sample.namespace import SampleNamespace
 
 
-class SelfTestArrays(NumpyArrays):
-    """With products, which a self-test asks for."""
-
-    def matmul(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        return DeviceArray(np.matmul(a.bits, b.bits), a.dtype)
-
-
-class WrongArrays(SelfTestArrays):
+class WrongArrays(SampleNamespace):
     """A device whose products are off by one."""
 
-    def matmul(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+    def matmul(self, a: SampleArray, b: SampleArray) -> SampleArray:
         right = super().matmul(a, b)
-        return DeviceArray(right.bits + np.float32(1), right.dtype)
+        return right.view(right.bits + np.float32(1))
 
 
 class NumpyDriver(NumpyPort):
     """``closed`` counts the calls of ``close``; ``options`` are what it was loaded with."""
 
-    def __init__(self, arrays: SelfTestArrays | None = None, **options: Any) -> None:
+    def __init__(self, arrays: type[SampleNamespace] = SampleNamespace, **options: Any) -> None:
         super().__init__()
-        self.arrays = arrays or SelfTestArrays()
+        self.arrays = arrays(self.device)
         self.options = options
         self.closed = 0
 

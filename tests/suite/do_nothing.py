@@ -15,7 +15,8 @@ from forebay.specs.attention import DecodeCall
 from forebay.specs.driver import ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, HostArray, host_from_bits
 from forebay.specs.segment import Fetch, Step
-from tests.contract.numpy_port import DeviceArray, NumpyArrays
+from tests.sample_backend.src.forebay_sample.arrays import Compute, Device, SampleArray
+from tests.sample_backend.src.forebay_sample.namespace import SampleNamespace
 
 EVERYTHING = Capabilities(
     layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"),
@@ -26,40 +27,24 @@ EVERYTHING = Capabilities(
 """Claims all it can: a claimed ability is one the suite asks for."""
 
 
-def zeros(shape: Sequence[int], dtype: str) -> DeviceArray:
-    return DeviceArray(np.zeros(tuple(shape), BITS_DTYPE[dtype]), dtype)
+class IdleDevice(Device):
+    """Computes zeros of the right shape and dtype, and launches nothing."""
 
+    def apply(self, compute: Compute, dtype: str, *operands: Any) -> SampleArray:
+        made = super().apply(compute, dtype, *operands)
+        made.bits.fill(0)
+        return made
 
-def _emptied(result: Any) -> Any:
-    """The same result with every element zero; what is not a device array stays."""
-    if isinstance(result, DeviceArray):
-        return zeros(result.bits.shape, result.dtype)
-    if isinstance(result, tuple):
-        return tuple(_emptied(part) if isinstance(part, DeviceArray) else part for part in result)
-    return result
-
-
-def _without_effect(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def method(*arguments: Any, **options: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return _emptied(operation(*arguments, **options))
-
-    return method
-
-
-class IdleArrays(NumpyArrays):
-    """The array namespace: results of the right shape and dtype, all zero."""
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return _without_effect(found) if callable(found) and name not in ("is_array", "shape", "dtype") else found
+    def issue(self, kernel: Callable[[], None]) -> None:
+        pass
 
 
 class IdleDriver(Driver):
     """Every operation is its own (none is left to numpy) and none does anything."""
 
     def __init__(self) -> None:
-        self.arrays = IdleArrays()
+        self.device = IdleDevice()
+        self.arrays = SampleNamespace(self.device)
         self.capabilities = EVERYTHING
         self.info = {"device": "none"}
 
@@ -67,17 +52,17 @@ class IdleDriver(Driver):
     def xp(self) -> Any:
         return self.arrays
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        return zeros(shape, dtype)
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> SampleArray:
+        return self.device.new(shape, dtype)
 
-    def from_host(self, bits: HostArray, dtype: str) -> DeviceArray:
-        return zeros(bits.shape, dtype)
+    def from_host(self, bits: HostArray, dtype: str) -> SampleArray:
+        return self.device.new(bits.shape, dtype)
 
-    def to_host(self, x: DeviceArray) -> HostArray:
+    def to_host(self, x: SampleArray) -> HostArray:
         return np.zeros_like(x.bits)
 
-    def load(self, buffer: Buffer) -> DeviceArray:
-        return zeros(buffer.shape, buffer.dtype)
+    def load(self, buffer: Buffer) -> SampleArray:
+        return self.device.new(buffer.shape, buffer.dtype)
 
     def store(self, buffer: Buffer, bits: HostArray, row: int | None) -> None:
         pass
@@ -102,23 +87,27 @@ class IdleDriver(Driver):
     def zero(self, buffer: Buffer) -> None:
         pass
 
-    def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: DeviceArray, v: DeviceArray | None) -> None:
+    def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: SampleArray, v: SampleArray | None) -> None:
         pass
 
-    def read_kv(self, pool: Pool, layer: int, loc: WriteLoc) -> tuple[DeviceArray, DeviceArray]:
-        g, n = pool.geometry, loc.ids.bits.shape[0]  # type: ignore[union-attr]
-        return zeros((n, g.num_kv_heads, g.key_dim), g.dtype), zeros((n, g.num_kv_heads, g.value_dim), g.dtype)
+    def read_kv(self, pool: Pool, layer: int, loc: WriteLoc) -> tuple[SampleArray, SampleArray]:
+        """As many rows as there are ids, or positions."""
+        g = pool.geometry
+        ids: Any = loc.positions if loc.ids is None else loc.ids
+        n = int(np.prod(self.arrays.shape(ids)))
+        k, v = (self.device.new((n, g.num_kv_heads, dim), g.dtype) for dim in (g.key_dim, g.value_dim))
+        return k, v
 
     def copy_kv(self, pool: Pool, src: WriteLoc, dst: WriteLoc) -> None:
         pass
 
-    def paged_decode(self, call: DecodeCall) -> tuple[DeviceArray, DeviceArray | None]:
+    def paged_decode(self, call: DecodeCall) -> tuple[SampleArray, SampleArray | None]:
         shape = call.q.bits.shape
-        lse = zeros(shape[:-1], "float32") if call.return_lse else None
-        return zeros((*shape[:-1], call.pool.geometry.value_dim), call.q.dtype), lse
+        lse = self.device.new(shape[:-1], "float32") if call.return_lse else None
+        return self.device.new((*shape[:-1], call.pool.geometry.value_dim), call.q.dtype), lse
 
-    def merge_partials(self, outs: Sequence[Any], lses: Sequence[Any]) -> tuple[DeviceArray, DeviceArray]:
-        return zeros(outs[0].bits.shape, outs[0].dtype), zeros(lses[0].bits.shape, lses[0].dtype)
+    def merge_partials(self, outs: Sequence[Any], lses: Sequence[Any]) -> tuple[SampleArray, SampleArray]:
+        return self.device.new(outs[0].bits.shape, outs[0].dtype), self.device.new(lses[0].bits.shape, lses[0].dtype)
 
     def stage(self, *_: Any) -> None:
         pass

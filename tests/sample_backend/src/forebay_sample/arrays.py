@@ -55,12 +55,12 @@ class SampleArray:
         return self.bits.shape
 
     def __len__(self) -> int:
-        return self.bits.shape[0]
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> SampleArray:
         parts = index if isinstance(index, tuple) else (index,)
         if not all(part is None or isinstance(part, int | slice | EllipsisType) for part in parts):
-            raise CaptureViolation(f"index {index!r}: a mask or an array of indices; use xp.where or xp.take")
+            raise CaptureViolation(f"index by a mask or an array{self._where()}; use xp.where or xp.take")
         return self.view(self.bits[(*parts, ...) if ... not in parts else index])
 
     def view(self, bits: HostArray, dtype: str | None = None) -> SampleArray:
@@ -68,10 +68,15 @@ class SampleArray:
         return SampleArray(self.device, bits, dtype or self.dtype, self.tape)
 
     def _read(self, *_: object, **__: object) -> NoReturn:
-        raise CaptureViolation("host read of a device value; backend.to_host reads an array outside of a Segment")
+        raise CaptureViolation(
+            f"host read of a device value{self._where()}; backend.to_host reads arrays between steps"
+        )
 
     def _change(self, *_: object) -> NoReturn:
-        raise CaptureViolation("arrays are not changed in place; return an update of a Buffer")
+        raise CaptureViolation(f"an array changed in place{self._where()}; return an update of a Buffer")
+
+    def _where(self) -> str:
+        return "" if self.tape is None else f" while capturing Segment {self.tape.segment}"
 
     __bool__ = __int__ = __float__ = __index__ = __format__ = item = tolist = _read
     __array__ = __array_ufunc__ = __array_function__ = _read
@@ -95,7 +100,8 @@ class Device:
             CaptureViolation: a host array, or inside a captured step one that was made outside of it.
         """
         if not isinstance(x, SampleArray) or x.device is not self:
-            raise CaptureViolation(f"{act}: got a host {type(x).__name__} (numpy?), expected an array of this device")
+            where = "" if self.tape is None else f" while capturing Segment {self.tape.segment}"
+            raise CaptureViolation(f"{act}: got a host {type(x).__name__}, expected an array of this device{where}")
         if self.tape is not None and x.tape is not self.tape:
             raise CaptureViolation(
                 f"{act} uses an array of shape {list(x.shape)} that no declared Buffer holds (closed over) while capturing "

@@ -12,7 +12,7 @@ from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver, ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, HostArray, host_from_bits
-from forebay.specs.errors import InvalidLayout
+from forebay.specs.errors import InvalidInput, InvalidLayout
 from forebay.specs.geometry import kv_views
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Effects, Fetch, Step
@@ -200,10 +200,11 @@ class SampleDriver(Driver):
         """Memory for the flat slots int64 ``[N]`` of a location, filled when its kernel runs."""
         if loc.ids is not None:
             ids = self._device.check(loc.ids, "a door's slot ids").bits
-            slots = np.empty(ids.shape, np.int64)
+            slots: HostArray = np.empty(ids.shape, np.int64)
             self._device.issue(partial(np.copyto, slots, ids))
             return slots
-        assert loc.table is not None and loc.positions is not None and loc.table_len is not None
+        if loc.table is None or loc.positions is None or loc.table_len is None:
+            raise InvalidInput("WriteLoc: neither ids nor a table with positions")
         table, positions = (self._device.check(x, "a door's table") for x in (loc.table.array, loc.positions))
         slots = np.empty(positions.bits.size, np.int64)
         lower = partial(lower_paged, table.bits, positions.bits, loc.table_len, pool.geometry)

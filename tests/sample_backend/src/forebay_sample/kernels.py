@@ -80,50 +80,58 @@ def decode(views: Views, arrays: dict[str, HostArray], call: DecodeCall, q_dtype
     for b, visible in enumerate(arrays["visible"].tolist()):
         ends = [max(visible - (queries - 1 - t), 0) for t in range(queries)]
         starts = [0 if call.window is None else max(end - call.window, 0) for end in ends]
-        first = min(starts)
+        first, reach = min(starts), call.table_len * call.pool.geometry.block_size
         keys, values, bad = _gathered(views, arrays["table"][b], first, max(ends), call)
         invalid += bad
         for t, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if end > 0:
-                seen = slice(start - first, end - first)
-                out[b, t], arrays["lse"][b, t] = _attend(q[b, t], keys[seen], values[seen], call, arrays.get("sinks"))
+                seen, absent = slice(start - first, end - first), max(end - max(start, reach), 0)
+                out[b, t], arrays["lse"][b, t] = _attend(
+                    q[b, t], keys[seen], values[seen], absent, call, arrays.get("sinks")
+                )
     arrays["out"][...] = bits_of(out, q_dtype)
     count(arrays["invalid"], invalid)
 
 
 def _gathered(views: Views, row: HostArray, start: int, end: int, call: DecodeCall) -> tuple[HostArray, HostArray, int]:
-    """float32 keys and values of tokens ``start`` to ``end``, and how many of their blocks the pool does not have (zero rows)."""
-    g, position = call.pool.geometry, np.arange(start, end)
-    column = np.arange(start // g.block_size, -(-end // g.block_size))
-    blocks = np.full(len(column), -1, np.int64)
-    known = column < call.table_len
-    blocks[known] = row[column[known]]
+    """float32 keys and values of tokens ``start`` to ``end`` that the table reaches, and how many blocks are not the pool's.
+
+    Rows of such a block are zero, and those behind the table are too, so that they need no memory.
+    """
+    g, low, high = call.pool.geometry, start // call.pool.geometry.block_size, -(-end // call.pool.geometry.block_size)
+    blocks = row[low : min(high, call.table_len)].astype(np.int64)
     valid = (blocks >= call.pool.first_block) & (blocks < g.num_blocks)
-    at = position // g.block_size - start // g.block_size
+    position = np.arange(start, max(start, min(end, call.table_len * g.block_size)))
+    at = position // g.block_size - low
     live = valid[at]
     found = []
     for view in views:
-        rows = np.zeros((end - start, *view.shape[2:]), np.float32)
+        rows = np.zeros((len(position), *view.shape[2:]), np.float32)
         rows[live] = values_of(view[blocks[at[live]], position[live] % g.block_size], g.dtype)
         found.append(rows)
-    return found[0], found[1], int((~valid).sum())
+    return found[0], found[1], high - low - int(valid.sum())
 
 
 def _attend(
-    q: HostArray, keys: HostArray, values: HostArray, call: DecodeCall, sinks: HostArray | None
+    q: HostArray, keys: HostArray, values: HostArray, absent: int, call: DecodeCall, sinks: HostArray | None
 ) -> tuple[HostArray, HostArray]:
-    """One query ``[Hq, D]`` over all its keys ``[n, Hkv, D]``: out ``[Hq, Dv]`` and the natural-log LSE ``[Hq]``."""
+    """One query ``[Hq, D]`` over all its keys ``[n, Hkv, D]``: out ``[Hq, Dv]`` and the natural-log LSE ``[Hq]``.
+
+    ``absent`` more keys and values are zero: their score is 0.
+    """
     kv_heads = keys.shape[1]
     grouped = q.reshape(kv_heads, -1, q.shape[1])
     scores = np.matmul(grouped, np.ascontiguousarray(keys.transpose(1, 2, 0))) * np.float32(call.scale)
     if call.softcap is not None:
         scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
-    peak = scores.max(-1, keepdims=True)
+    peak = scores.max(-1, keepdims=True, initial=0 if absent else -np.inf)
     extra = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
     if extra is not None:
         peak = np.maximum(peak, extra)
     weights = np.exp(scores - peak)
     total = weights.sum(-1, keepdims=True)
+    if absent:
+        total = total + np.float32(absent) * np.exp(-peak)
     if extra is not None:
         total = total + np.exp(extra - peak)
     out = np.matmul(weights, np.ascontiguousarray(values.transpose(1, 0, 2))) / total
@@ -137,7 +145,7 @@ def merge(outs: list[HostArray], lses: list[HostArray], dtype: str, made: HostAr
         empty, peak = np.isneginf(lse), lse.max(0)
         none = np.isneginf(peak)
         base = np.where(none, np.float32(0), peak)
-        weight = np.where(empty, np.float32(0), np.exp(lse - base))
+        weight = np.where(empty, np.float32(0), np.where(lse == peak, np.float32(1), np.exp(lse - base)))
         total = np.where(none, np.float32(1), weight.sum(0))
         merged = np.where(empty[..., None], np.float32(0), parts * (weight / total)[..., None]).sum(0)
         made[...] = bits_of(merged, dtype)

@@ -177,7 +177,7 @@ class SampleNamespace:
             made: HostArray = values / np.sqrt((values * values).mean(-1, keepdims=True) + np.float32(eps))
             return made
 
-        return self._device.apply(scaled, x.dtype, x) * weight
+        return self._device.apply(np.multiply, x.dtype, self._device.apply(scaled, x.dtype, x), weight)
 
     def rope(self, x: SampleArray, cos: SampleArray, sin: SampleArray) -> SampleArray:
         def compute(values: HostArray, c: HostArray, s: HostArray) -> HostArray:
