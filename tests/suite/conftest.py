@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.selection.fakes import Site
-from tests.suite.small import Outcome, Small, every_clause, make_small
+from tests.suite.small import CAPTURED, Outcome, Small, every_clause, make_small
 
 LIMITED = """
 from dataclasses import replace
@@ -109,9 +109,6 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RICH = """
-from forebay.specs.suite.steps import decoder
-
-
 @pytest.mark.clause("D8")
 @pytest.mark.case("Z1")
 def test_head_size(backend: Backend) -> None:
@@ -129,17 +126,6 @@ def test_sinks(backend: Backend) -> None:
 def test_long_query(backend: Backend) -> None:
     with scene(backend, (5, 3), query_len=3) as s:
         s.check()
-
-
-@pytest.mark.clause("C1")
-def test_captured(backend: Backend) -> None:
-    made = decoder(backend)
-    made.seat(0, 3, [made.pool.first_block])
-    backend.run(made.segment)
-    trace = backend.capture(made.segment)
-    backend.replay(trace)
-    backend.release(trace)
-    made.close()
 
 
 @pytest.mark.clause("D5")
@@ -172,6 +158,7 @@ def records(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Record
     (its backend cannot start) and ``smoke``."""
     small = make_small(tmp_path_factory.mktemp("records") / "small")
     small.add("test_every.py", every_clause())
+    small.add("test_captured.py", CAPTURED)
     small.add("test_rich.py", RICH)
     expiry = datetime.now(UTC).date() + timedelta(days=2)
     (small.work / "waivers.toml").write_text(WAIVERS.format(expiry=expiry), encoding="utf-8")

@@ -51,6 +51,21 @@ def test_stage(backend: Backend) -> None:
     backend.stage(k, k, shadow, 0, src_blocks=[0], dst_blocks=[shadow.first_block], tokens=2, dtype="float32")
     backend.release(shadow)
 """
+CAPTURED = """
+from forebay.specs.suite.steps import decoder
+
+
+@pytest.mark.clause("C1")
+def test_captured(backend: Backend) -> None:
+    made = decoder(backend)
+    made.seat(0, 3, [made.pool.first_block])
+    backend.run(made.segment)
+    trace = backend.capture(made.segment)
+    backend.replay(trace)
+    backend.release(trace)
+    made.close()
+"""
+"""A captured step, without which no record of a whole run is valid."""
 
 
 def every_clause() -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.specs.errors import InvalidInput
 from forebay.specs.suite.waivers import load_waivers
-from tests.suite.small import Small
+from tests.suite.small import CAPTURED, Small
 
 FAILING = """
 @pytest.mark.clause("D5")
@@ -40,6 +40,7 @@ def write(path: Path, *waivers: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def failing(small: Small) -> Small:
+    small.add("test_captured.py", CAPTURED)
     small.add("test_waived.py", FAILING)
     return small
 
@@ -53,7 +54,7 @@ def judge(failing: Small, *waivers: dict[str, Any]) -> Any:
 def test_a_waiver_excuses_one_test_on_one_device(failing: Small) -> None:
     said, record = judge(failing, WAIVER)
     assert (said.code, record["verdict"]) == (0, "conformant")
-    assert record["summary"] == {"pass": 5, "fail": 0, "refused": 0, "waived": 1, "not-run": 0, "total": 6}
+    assert record["summary"] == {"pass": 6, "fail": 0, "refused": 0, "waived": 1, "not-run": 0, "total": 7}
     (waived,) = [result for result in record["results"] if result["outcome"] == "waived"]
     assert (waived["test"], waived["message"]) == (WAIVER["test"], "AssertionError: assert 1 == 2")
     assert record["waivers"] == [{**WAIVER, "expiry": str(WAIVER["expiry"]), "state": "used"}]
