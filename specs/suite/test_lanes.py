@@ -33,10 +33,13 @@ class Counted:
         return Segment("count", fn, key=(bucket, variant), updates=(self.rows,))
 
     def acts(self, bucket: int = 2) -> tuple[int, int, int]:
-        """(runs, captures, replays) of one step."""
+        """(runs, captures, replays) of one step, which counts on in the bucket's rows."""
         c = self.backend.counters
         before = (c.run, c.capture, c.replay)
-        self.lanes.step(bucket, self.greedy).get()
+        rows = self.backend.fetch(self.rows)
+        assert (self.lanes.step(bucket, self.greedy).get()["rows"] == rows[:bucket]).all()
+        rows[:bucket] += 1
+        assert (self.backend.fetch(self.rows) == rows).all()
         return c.run - before[0], c.capture - before[1], c.replay - before[2]
 
     def report(self) -> dict[str, Any]:

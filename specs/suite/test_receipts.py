@@ -81,6 +81,7 @@ def test_a_row_that_does_not_check_says_what_it_consumed_and_asks_no_door(
     device, pool = engine._parts.device, engine._parts.pool
     damage_row(backend, device, 0, *UNCHECKED[wrong])
     held = {name: int(backend.fetch(buffer)[0]) for name, buffer in device.scalars.items()}
+    assert held["position"] > 3
     dropped = pool.dropped
     with unchanged(backend, pool):
         assert engine.step() == []
@@ -197,6 +198,14 @@ class Books:
         """What an honest step of a slot says, but for ``other``."""
         return {**self.device.expected_receipt(self.states[slot]), "accepted": 1, "next_token": 20 + slot, **other}
 
+    def check_seeded(self, backend: Backend) -> None:
+        """The device holds what it is seeded with."""
+        for slot in range(2):
+            self.device.seed(slot, self.states[slot])
+        for name, buffer in self.device.scalars.items():
+            wanted = [self.device.expected_receipt(self.states[slot])[name] for slot in range(2)]
+            assert backend.fetch(buffer)[:2].tolist() == wanted, name
+
     def dispatched(self, rows: dict[int, dict[str, int]], bucket: int = SLOTS) -> None:
         self.serial += 1
         idle = dict.fromkeys(self.fields, 0) | {"position": -1}
@@ -231,8 +240,9 @@ def test_nothing_is_released_from_a_receipt_that_is_wrong_in_one_field(books: Bo
 
 @pytest.mark.clause("C5")
 @pytest.mark.parametrize("field", ["position", "table"])
-def test_a_row_that_acted_out_of_its_place_holds_back_every_slot(books: Books, field: str) -> None:
+def test_a_row_that_acted_out_of_its_place_holds_back_every_slot(backend: Backend, books: Books, field: str) -> None:
     """What its neighbours computed from may be written over, those outside the bucket included."""
+    books.check_seeded(backend)
     books.ledger.seed(2, books.states[2])
     books.dispatched({0: books.honest(0), 1: books.honest(1, **{field: 77})}, bucket=2)
     said = books.read()
@@ -248,7 +258,8 @@ def test_an_idle_row_that_acted_is_an_error(books: Books) -> None:
 
 
 @pytest.mark.clause("C5")
-def test_a_step_of_the_slots_last_request_no_longer_concerns_it(books: Books) -> None:
+def test_a_step_of_the_slots_last_request_no_longer_concerns_it(backend: Backend, books: Books) -> None:
+    books.check_seeded(backend)
     books.dispatched({0: books.honest(0), 1: books.honest(1)})
     books.states[0] = replace(books.states[0], epoch=9, token=50)
     books.ledger.seed(0, books.states[0])
@@ -257,8 +268,9 @@ def test_a_step_of_the_slots_last_request_no_longer_concerns_it(books: Books) ->
 
 
 @pytest.mark.clause("C5")
-def test_a_receipt_is_held_against_the_table_its_step_was_sent_with(books: Books) -> None:
+def test_a_receipt_is_held_against_the_table_its_step_was_sent_with(backend: Backend, books: Books) -> None:
     """A block that is added while the step is on its way is none of its business."""
+    books.check_seeded(backend)
     books.dispatched({0: books.honest(0), 1: books.honest(1)})
     books.ledger.grow(0, (5, 2, 6))
     assert books.read() == {0: 20, 1: 21}
