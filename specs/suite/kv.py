@@ -77,7 +77,7 @@ def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, 
     backend.release(pool)
 
 
-def geometry(layout: str = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
+def geometry(layout: str | None = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
     """Sizes of the core, so supported everywhere, that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
     g = replace(KVGeometry(4, BLOCK_SIZE, 2, HEAD_DIM), **changes)
     if layout != "LATENT":

@@ -192,6 +192,7 @@ def test_repeats_give_the_same_bits(backend: Backend) -> None:
 
 
 @pytest.mark.clause("D7", "W3", "C9")
+@pytest.mark.smoke("D7")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 def test_no_host_read_and_no_sync(backend: Backend, path: str) -> None:
     """Nothing of the kind is counted in front of the driver, nor by the driver itself where it keeps counts of its own."""

@@ -241,7 +241,9 @@ def test_delegated_operations_are_named(records: Records) -> None:
 def test_the_statement_says_by_what_d7_was_shown(counts: dict[str, int], says: str, records: Records) -> None:
     record = deepcopy(records.record["good"])
     record["backend"]["info"] = {"device": "d", **counts}
-    assert f"- No host read and no sync in decode (D7), by the counts in front of the driver {says}\n" in statement(record)
+    assert f"- No host read and no sync in decode (D7), by the counts in front of the driver {says}\n" in statement(
+        record
+    )
 
 
 def test_the_statement_keeps_to_a_page(records: Records) -> None:

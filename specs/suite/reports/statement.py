@@ -64,7 +64,11 @@ def statement(record: Record) -> str:
 def _own_counts(record: Record) -> str:
     """What else was looked at: a driver may count what it does inside its own methods."""
     kept = [name for name in OWN_COUNTS if name in (record["backend"] or {"info": {}})["info"]]
-    return f"and its own: {', '.join(kept)}" if kept else "alone: it keeps none of its own, so what it does inside itself is not seen"
+    return (
+        f"and its own: {', '.join(kept)}"
+        if kept
+        else "alone: it keeps none of its own, so what it does inside itself is not seen"
+    )
 
 
 def _refused(record: Record) -> list[str]:
