@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -68,6 +69,10 @@ class DecodeCall:
 
     ``q [B, T, Hq, D]``; ``table`` int32 ``[B, width]`` (any row stride); ``visible`` int32 ``[B]``; query t of row b sees
     ``visible - (T-1-t)`` keys. ``first_block`` is 1 with a sink, else 0. All arrays are device arrays.
+
+    ``path`` says how: ``direct`` reads the pool in place, ``gather`` first copies the visible rows to contiguous memory. The driver
+    calls ``gathered()`` where it launches, or records, that copy, once a call and nowhere else (clause D12): both paths give the same
+    bits, so that nothing else tells which one was taken.
     """
 
     q: Array
@@ -82,6 +87,7 @@ class DecodeCall:
     sinks: Array | None
     path: AttentionPath
     return_lse: bool
+    gathered: Callable[[], None]
 
 
 def check_table(table: object, xp: ArrayNamespace, what: str, *, needs_mark: bool) -> Array | HostArray:

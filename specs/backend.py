@@ -139,8 +139,6 @@ class Backend(BackendMemory):
         if isinstance(pool, Shadow):
             blocks, table_len = pool.current_blocks(layer, blocks, seen, table_len)
         self._launch("paged_decode")
-        if path == "gather":
-            self._launch("gather", implemented_by="paged_decode")
         call = DecodeCall(
             q4,
             pool,
@@ -154,6 +152,7 @@ class Backend(BackendMemory):
             params.sinks,
             cast("AttentionPath", path),
             return_lse,
+            gathered=partial(self._launch, "gather", implemented_by="paged_decode"),
         )
         out, lse = self._driver.paged_decode(call)
         if len(self.xp.shape(q)) == 3:

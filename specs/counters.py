@@ -18,7 +18,9 @@ class Counters:
         uploads, upload_bytes: host writes to device memory, Buffer creation from host values included.
         downloads: host reads of device memory (Tickets included).
         syncs: explicit waits for the device.
-        launches: the backend's own kernels by operation, replays included.
+        launches: the backend's own kernels by operation, replays included. An operation is counted where it is handed to the driver;
+            that the driver did it shows by the values, which the suite holds against its own. ``gather`` gives the same bits as no
+            gather, so the driver itself reports it (:class:`~.attention.DecodeCall`).
         delegated: operations done by the numpy defaults because the port has no kernel for them.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from . import numpy_ops
 from .array_namespace import ArrayNamespace
@@ -35,8 +35,18 @@ class ForeignMemory:
     address: int
 
 
+OWN_COUNTS: Final = ("bytes_down", "waits")
+"""Counts of its own that a driver may keep in ``info``, ints that only grow."""
+
+
 class Driver(ABC):
-    """One opened device. Attributes ``capabilities`` and ``info`` (device name, library versions) are set by ``__init__``."""
+    """One opened device. Attributes ``capabilities`` and ``info`` (device name, library versions) are set by ``__init__``.
+
+    ``info`` may hold counts of the driver's own, looked up anew each time: ``bytes_down``, bytes of device memory that reached the
+    host (an emit's when somebody reads it, not when its copy is queued), and ``waits``, how often it waited for work it had queued.
+    The tests of clause D7 look at those that are there, and the conformance statement says which: what a driver does inside one of
+    its methods no caller sees.
+    """
 
     capabilities: Capabilities
     info: Mapping[str, Any]
@@ -131,7 +141,10 @@ class Driver(ABC):
         numpy_ops.copy_kv(self, pool, src, dst)
 
     def paged_decode(self, call: DecodeCall) -> tuple[Array, Array | None]:
-        """(out ``[B, T, Hq, Dv]`` in q's dtype, LSE float32 ``[B, T, Hq]`` or None)."""
+        """(out ``[B, T, Hq, Dv]`` in q's dtype, LSE float32 ``[B, T, Hq]`` or None); nothing is read by the host (clause D7).
+
+        ``call.path`` alone selects gather, which is reported by ``call.gathered()`` where it is launched (clause D12).
+        """
         return numpy_ops.paged_decode(self, call)
 
     def merge_partials(self, outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array]:

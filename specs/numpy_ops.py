@@ -6,7 +6,8 @@ way to start a port, not a fallback: nothing selects them when a kernel refuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,10 @@ def stage(
 
 
 def paged_decode(driver: Driver, call: DecodeCall) -> tuple[Array, Array | None]:
-    """Default of ``Driver.paged_decode``: online softmax over tiles of absolute positions, one (row, query) at a time."""
+    """Default of ``Driver.paged_decode``: online softmax over tiles of absolute positions, one (row, query) at a time.
+
+    ``direct`` fetches the rows of a tile when their turn comes, ``gather`` all visible rows of a sequence first.
+    """
     g, pool = call.pool.geometry, call.pool
     name = driver.xp.dtype(call.q)
     q = _float32(driver.to_host(call.q), name)
@@ -151,59 +155,82 @@ def paged_decode(driver: Driver, call: DecodeCall) -> tuple[Array, Array | None]
     out = np.zeros((rows, query_len, heads, g.value_dim), np.float32)
     lse = np.full((rows, query_len, heads), -np.inf, np.float32)
     invalid = 0
+    if call.path == "gather":
+        call.gathered()
     for b in range(rows):
         ends = [max(int(visible[b]) - (query_len - 1 - t), 0) for t in range(query_len)]
         starts = [0 if call.window is None else max(end - call.window, 0) for end in ends]
-        keys, values, bad = _visible_rows(call, table[b], (k_view, v_view), min(starts), max(ends))
-        invalid += bad
+        invalid += _invalid_blocks(call, table[b], min(starts), max(ends))
+        fetch = partial(_rows, call, table[b], (k_view, v_view))
+        if call.path == "gather":
+            fetch = partial(_slices, fetch(min(starts), max(ends)), min(starts))
         for t, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if end > 0:
-                out[b, t], lse[b, t] = _attend(q[b, t], keys[start:end], values[start:end], start, call, sinks)
+                out[b, t], lse[b, t] = _attend(q[b, t], fetch, start, end, call, sinks)
     _count(driver, pool.invalid_buffer, invalid)
     device_out = driver.from_host(_bits(out, name), name)
     return device_out, driver.from_host(lse, "float32") if call.return_lse else None
 
 
-def _visible_rows(
+def _blocks(call: DecodeCall, row: HostArray, start: int, end: int) -> HostArray:
+    """The block of each column that tokens ``start`` to ``end`` reach; -1 where it is none of the pool's."""
+    g = call.pool.geometry
+    low, high = start // g.block_size, -(-end // g.block_size)
+    held = np.full(high - low, -1, np.int64)
+    known = row[low : min(high, call.table_len)]
+    held[: len(known)] = known
+    return np.where((held >= call.pool.first_block) & (held < g.num_blocks), held, -1)
+
+
+def _invalid_blocks(call: DecodeCall, row: HostArray, start: int, end: int) -> int:
+    return int((_blocks(call, row, start, end) < 0).sum())
+
+
+def _rows(
     call: DecodeCall, row: HostArray, views: tuple[HostArray, HostArray], start: int, end: int
-) -> tuple[HostArray, HostArray, int]:
-    """Keys and values ``[end, Hkv, D]`` of one sequence in float32 (zero before ``start`` and in invalid blocks), invalid count."""
-    g, pool = call.pool.geometry, call.pool
-    keys = np.zeros((end, g.num_kv_heads, g.key_dim), np.float32)
-    values = np.zeros((end, g.num_kv_heads, g.value_dim), np.float32)
-    invalid = 0
-    for column in range(start // g.block_size, -(-end // g.block_size)):
-        block = int(row[column]) if column < call.table_len else -1
-        if not pool.first_block <= block < g.num_blocks:
-            invalid += 1
-            continue
-        low, high = column * g.block_size, min((column + 1) * g.block_size, end)
-        keys[low:high] = _float32(views[0][block, : high - low], g.dtype)
-        values[low:high] = _float32(views[1][block, : high - low], g.dtype)
-    return keys, values, invalid
+) -> tuple[HostArray, HostArray]:
+    """Keys ``[end - start, Hkv, D]`` and values of tokens of one sequence in float32, zero in invalid blocks."""
+    g = call.pool.geometry
+    position = np.arange(start, end)
+    block = _blocks(call, row, start, end)[position // g.block_size - start // g.block_size]
+    held = block >= 0
+    found = []
+    for view in views:
+        made = np.zeros((end - start, *view.shape[2:]), np.float32)
+        made[held] = _float32(view[block[held], position[held] % g.block_size], g.dtype)
+        found.append(made)
+    return found[0], found[1]
+
+
+def _slices(gathered: tuple[HostArray, HostArray], first: int, start: int, end: int) -> tuple[HostArray, HostArray]:
+    """The same of rows that were fetched before, from token ``first`` on."""
+    return gathered[0][start - first : end - first], gathered[1][start - first : end - first]
 
 
 def _attend(
-    q: HostArray, keys: HostArray, values: HostArray, start: int, call: DecodeCall, sinks: HostArray | None
+    q: HostArray,
+    fetch: Callable[[int, int], tuple[HostArray, HostArray]],
+    start: int,
+    end: int,
+    call: DecodeCall,
+    sinks: HostArray | None,
 ) -> tuple[HostArray, HostArray]:
-    """One query ``[Hq, D]`` over its keys: (out ``[Hq, Dv]``, natural-log LSE ``[Hq]``)."""
-    group = q.shape[0] // keys.shape[1]
+    """One query ``[Hq, D]`` over tokens ``start`` to ``end``: (out ``[Hq, Dv]``, natural-log LSE ``[Hq]``)."""
+    g = call.pool.geometry
+    group = q.shape[0] // g.num_kv_heads
     m = np.full(q.shape[0], -np.inf, np.float32) if sinks is None else sinks.astype(np.float32)
     total = np.zeros_like(m) if sinks is None else np.ones_like(m)
-    acc = np.zeros((q.shape[0], values.shape[2]), np.float32)
-    first = TILE - start % TILE
-    bounds = [0, *range(first, len(keys), TILE), len(keys)]
-    for low, high in pairwise(bounds):
-        if low == high:
-            continue
-        k = np.repeat(keys[low:high], group, axis=1)
+    acc = np.zeros((q.shape[0], g.value_dim), np.float32)
+    for low, high in pairwise([start, *range(start - start % TILE + TILE, end, TILE), end]):
+        keys, values = fetch(low, high)
+        k = np.repeat(keys, group, axis=1)
         scores = np.einsum("hd,thd->ht", q, k) * np.float32(call.scale)
         if call.softcap is not None:
             scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
         new_m = np.maximum(m, scores.max(axis=1))
         p, shrink = np.exp(scores - new_m[:, None]), np.exp(m - new_m)
         total = total * shrink + p.sum(axis=1)
-        acc = acc * shrink[:, None] + np.einsum("ht,thd->hd", p, np.repeat(values[low:high], group, axis=1))
+        acc = acc * shrink[:, None] + np.einsum("ht,thd->hd", p, np.repeat(values, group, axis=1))
         m = new_m
     return acc / total[:, None], m + np.log(total)
 

@@ -292,6 +292,7 @@ class CpuDriver(Driver):
                 softcap=call.softcap,
                 sinks=None if sinks is None else bits_of(sinks),
                 path=call.path,
+                on_gather=call.gathered,
                 threads=self._threads,
             )
         )

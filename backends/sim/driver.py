@@ -246,7 +246,10 @@ class SimDriver(Driver):
         pool, (batch, query_len, heads, _) = call.pool, call.q.shape
         out = self._issuer.new((batch, query_len, heads, pool.geometry.value_dim), call.q.dtype, "attention's output")
         lse = self._issuer.new((batch, query_len, heads), "float32", "attention's LSE")
-        static = attention.Call(call.table_len, call.scale, call.window, call.softcap, call.path)
+        path = call.path
+        if path == "gather":
+            call.gathered()
+        static = attention.Call(call.table_len, call.scale, call.window, call.softcap, path)
         ins = (call.q, call.table, call.visible, call.sinks, *self._storage(pool, call.layer))
         outs = (out, lse, pool.invalid_buffer.handle)
         self._issuer.put(Launch("paged_decode", attention.paged_decode, outs, ins, (_plan(pool), static)))

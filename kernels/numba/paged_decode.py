@@ -221,9 +221,13 @@ def prepare(
     softcap: float | None = None,
     sinks: Float32 | None = None,
     path: Literal["direct", "gather"] = "direct",
+    on_gather: Callable[[], None] = lambda: None,
     threads: int | None = None,
 ) -> Callable[[], None]:
-    """Resolve a :func:`paged_decode` once; the returned callable works on what the arrays hold when it is called."""
+    """Resolve a :func:`paged_decode` once; the returned callable works on what the arrays hold when it is called.
+
+    ``on_gather`` is called once where that callable copies the visible rows first.
+    """
     _check(q, k_view, v_view, table, visible, out, lse, sinks, table_len, block_size, window)
     batch, query_len, heads, k_dim = q.shape
     kv_heads, v_dim = k_view.shape[2], v_view.shape[3]
@@ -233,6 +237,7 @@ def prepare(
     source = _Source(k_view, v_view, table, limits, None)
     if path == "gather":
         source = _gather(source, visible, query_len, window)
+        on_gather()
     attend = _loop(*key)
     where, lengths, width = _table(table), vector_of(visible), window or 0
     io = (_address(q), _address(out), _address(lse), 0 if sinks is None else _address(sinks))

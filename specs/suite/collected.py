@@ -20,6 +20,8 @@ ASKS_DEVICE: Final = "backend_name"
 """The fixture below every fixture that opens the judged backend."""
 
 Kind = Literal["clause", "refuses"]
+SUBJECTS: Final = 2
+"""How many of the clauses that a test names, from the first, it shows so well that the profile ``smoke`` needs no other of them."""
 Profile = Literal["smoke", "full"]
 
 
@@ -33,7 +35,7 @@ def name_of(item: pytest.Item) -> str:
     return item.path.name + item.nodeid[item.nodeid.index("::") :]
 
 
-def ids(item: pytest.Item, kind: Kind) -> tuple[str, ...]:
+def ids(item: pytest.Item, kind: Kind | Literal["smoke"]) -> tuple[str, ...]:
     """The clause ids of an item's markers of one kind, each once, in the markers' order from the function outwards."""
     return tuple(dict.fromkeys(name for marker in item.iter_markers(kind) for name in marker.args))
 
@@ -49,6 +51,10 @@ def check_ids(items: Iterable[pytest.Item]) -> None:
                     raise pytest.UsageError(
                         f"{item.nodeid}: {kind}{marker.args!r}: expected clause ids, all of them known"
                     )
+        carried = {name for kind in get_args(Kind) for name in ids(item, kind)}
+        strange = [name for name in ids(item, "smoke") if name not in carried]
+        if strange:
+            raise pytest.UsageError(f"{item.nodeid}: smoke{tuple(strange)!r}: expected clauses that the test carries")
 
 
 def check_whole(items: Sequence[pytest.Item], contract: Catalogue) -> None:
@@ -106,25 +112,47 @@ def _judges_runtime_alone(item: pytest.Item, contract: Catalogue) -> bool:
 def _smoke(items: Sequence[pytest.Item], contract: Catalogue) -> list[pytest.Item]:
     """For every clause in force a test of its values and one of its refusal, so far as the items have one.
 
-    Of several the first that no backend may refuse and that draws no examples; none where a chosen one covers the clause already.
+    First the tests marked to show a clause here, the first of each function; one that a backend may refuse is chosen beside another.
+    Then, for a clause that no chosen test shows among the first it names, of its tests the first that no backend may refuse, that
+    draws no examples, and that names the clause before others; clauses with few tests first, for these may show others as well.
     """
-    chosen: dict[str, pytest.Item] = {}
+    chosen = {item.nodeid: item for clause in contract.in_force() for item in _marked(items, clause.id)}
     for kind in get_args(Kind):
-        covered: set[str] = set()
-        for clause in contract.in_force():
-            if clause.id in covered:
-                continue
-            found = [item for item in items if clause.id in ids(item, kind)]
-            if found:
-                item = min(found, key=lambda item: (_asks_beyond_core(item), _draws_examples(item)))
+        carrying = {
+            clause.id: [item for item in items if clause.id in ids(item, kind)] for clause in contract.in_force()
+        }
+        for name, found in sorted(carrying.items(), key=lambda each: len(each[1])):
+            if found and not any(_shows(item, name, kind) for item in chosen.values()):
+                item = min(found, key=lambda item: _rank(item, ids(item, kind).index(name)))
                 chosen[item.nodeid] = item
-                covered.update(ids(item, kind))
     return [item for item in items if item.nodeid in chosen]
+
+
+def _marked(items: Sequence[pytest.Item], clause: str) -> list[pytest.Item]:
+    """The first item of each function that is marked as a test of ``clause`` for the profile, one of the core if there is one."""
+    first: dict[object, pytest.Item] = {}
+    for item in items:
+        if clause in ids(item, "smoke"):
+            key = getattr(item, "function", item)
+            if key not in first or (_asks_beyond_core(first[key]) and not _asks_beyond_core(item)):
+                first[key] = item
+    return list(first.values())
+
+
+def _shows(item: pytest.Item, clause: str, kind: Kind) -> bool:
+    """Whether a chosen item makes another test of the clause unnecessary."""
+    if kind == "refuses":
+        return clause in ids(item, kind)
+    return not _asks_beyond_core(item) and (clause in ids(item, "smoke") or clause in ids(item, kind)[:SUBJECTS])
+
+
+def _rank(item: pytest.Item, place: int) -> tuple[bool, bool, int]:
+    return _asks_beyond_core(item), _draws_examples(item), place
 
 
 def _asks_beyond_core(item: pytest.Item) -> bool:
     named = getattr(getattr(item, "callspec", None), "params", {})
-    return item.get_closest_marker("beyond_core") is not None or "layout" in named
+    return item.get_closest_marker("beyond_core") is not None or named.get("layout") is not None
 
 
 def _draws_examples(item: pytest.Item) -> bool:

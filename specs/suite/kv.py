@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.clauses import catalogue
+from forebay.specs.driver import OWN_COUNTS
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array, Attention
@@ -76,7 +77,7 @@ def new_pool(backend: Backend, geometry: KVGeometry, layout: str | None = None, 
     backend.release(pool)
 
 
-def geometry(layout: str = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
+def geometry(layout: str | None = "NHD", **changes: Unpack[Sizes]) -> KVGeometry:
     """Sizes of the core, so supported everywhere, that fit ``layout``: LATENT keeps one head, whose values are its first columns."""
     g = replace(KVGeometry(4, BLOCK_SIZE, 2, HEAD_DIM), **changes)
     if layout != "LATENT":
@@ -206,6 +207,20 @@ def refused(backend: Backend, error: type[Exception], says: str, *things: Pool |
         assert type(caught.value).__module__ == "forebay.specs.errors"
 
 
+# -- counts --------------------------------------------------------------------------------------------------------------
+
+
+def launches(backend: Backend, operation: str) -> int:
+    """How often an operation ran, in a kernel or in numpy."""
+    return backend.counters.launches[operation] + backend.counters.delegated[operation]
+
+
+def own_counts(backend: Backend) -> dict[str, int]:
+    """What the driver itself counted of bytes to the host and of waits, so far as it keeps such counts."""
+    info = backend.info
+    return {name: int(info[name]) for name in OWN_COUNTS if name in info}
+
+
 # -- attention -----------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +264,15 @@ class Scene:
         out, lse = b.to_host(out), b.to_host(lse)
         self._show_values(out, lse)
         return out, lse
+
+    def both_paths(self, **params: Unpack[Params]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """out and lse of the direct path, and of gather, which the driver reports that it took: agreeing bits alone do not tell."""
+        before = launches(self.backend, "gather")
+        direct = self.decode(**params)
+        assert launches(self.backend, "gather") == before, "direct was asked for, and gather was launched"
+        gather = self.decode(path="gather", **params)
+        assert launches(self.backend, "gather") == before + 1, "gather was asked for, and the driver launched none"
+        return direct, gather
 
     def _show_values(self, out: Array, lse: Array) -> None:
         """Each row that sees its last token holds something, and not all hold the same: a result like that can be compared."""

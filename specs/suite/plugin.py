@@ -22,6 +22,7 @@ MARKERS = (
     "clause(*ids): the contract clauses whose values this test shows",
     "refuses(*ids): the contract clauses whose refusal this test shows",
     "beyond_core: needs an ability that a backend may lack, so it may be refused: the smoke profile takes another if there is one",
+    "smoke(*ids): of the clauses this test carries, those for which it is in the profile smoke",
     "case(*ids): the kinds of public fault report this test covers",
 )
 

@@ -47,6 +47,7 @@ def sweep(backend: Backend, pool: Pool, ids: list[int], tokens: int) -> None:
 
 
 @pytest.mark.clause("L1")
+@pytest.mark.smoke("L1")
 @pytest.mark.case("B01")
 @pytest.mark.parametrize("layout", ["KV2", "PACKED", "NHD"])
 def test_block_offsets_beyond_two_to_the_31_elements(backend: Backend, layout: str) -> None:

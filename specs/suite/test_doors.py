@@ -66,6 +66,7 @@ def test_a_pad_writes_nothing_and_never_wraps(backend: Backend, layout: str, whe
 
 
 @pytest.mark.clause("W6")
+@pytest.mark.smoke("W6")
 @pytest.mark.refuses("W6")
 @pytest.mark.case("A01")
 @pytest.mark.parametrize("bad", [-2, -64, -65, 80, 81, 143, 2**31 - 1, -(2**31)])
@@ -169,10 +170,13 @@ def test_any_device_ids_do_what_the_rule_says(backend: Backend, data: st.DataObj
 
 
 @pytest.mark.clause("W8")
+@pytest.mark.smoke("W8")
 @pytest.mark.case("I05")
 @BOTH
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_one_call_in_one_block_land_whole_in_any_order(backend: Backend, layout: str, where: Where) -> None:
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_rows_of_one_call_in_one_block_land_whole_in_any_order(
+    backend: Backend, layout: str | None, where: Where
+) -> None:
     g = geometry(layout)
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
         with new_pool(backend, g, layout) as pool:

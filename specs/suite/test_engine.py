@@ -13,7 +13,7 @@ import pytest
 from forebay.specs import Backend
 from forebay.specs.errors import InvalidLayout
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import refused, unchanged
+from forebay.specs.suite.kv import refused, same_arrays, unchanged
 
 MakeEngine = Callable[..., Any]
 PROMPTS = [[*range(3, 17)], [*range(7, 37)], [20], [*range(21, 43)], [*range(30, 38)]]
@@ -195,6 +195,31 @@ def test_a_boundary_goes_on_replaying_or_captures_anew(
         assert engine.generate([PROMPTS[0]], once)[0].token_ids == first
         assert (c.run - runs, c.capture - captures, c.recapture - recaptures) == ((1, 1, 1) if declared else (0, 0, 0))
         engine.close()
+
+
+@pytest.mark.clause("C6")
+@pytest.mark.parametrize("capture", ["off", "auto"])
+def test_a_cancelled_request_writes_nothing_any_more(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], capture: str
+) -> None:
+    """The other rows of its bucket go on, and its blocks keep their bytes: they may be somebody else's by now."""
+    engine = make_engine(backend, slots=2, block_size=32, capture=capture)
+    gone = engine.add(PROMPTS[1], runtime.SamplingParams(max_tokens=60, ignore_eos=True))
+    stays = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=LENGTHS[2], ignore_eos=True))
+    for _ in range(6):
+        engine.step()
+    assert len(gone.token_ids) > 3
+    pool, blocks = engine._parts.pool, list(gone.blocks)
+    engine.cancel(gone)
+
+    def held_now() -> list[Any]:
+        return [backend.fetch(b)[blocks] for layer in range(pool.geometry.num_layers) for b in pool.storage(layer)]
+
+    before = held_now()
+    while engine.has_work:
+        engine.step()
+    same_arrays(held_now(), before)
+    assert list(stays.token_ids) == alone[2]
 
 
 @pytest.mark.clause("S6", "S1", "C6")

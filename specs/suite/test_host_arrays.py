@@ -32,6 +32,7 @@ def test_uploads_take_their_bytes_at_once(backend: Backend) -> None:
 
 
 @pytest.mark.clause("S4", "S2")
+@pytest.mark.smoke("S4")
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_staging_takes_its_rows_at_once(backend: Backend, count: int) -> None:
     """Blocks side by side and apart, staged again and again from one host array before anything is read."""

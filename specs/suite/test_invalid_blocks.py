@@ -48,11 +48,14 @@ def test_an_overhanging_table_entry_is_never_read(backend: Backend, layout: str,
 
 
 @pytest.mark.clause("D2")
+@pytest.mark.smoke("D2")
 @pytest.mark.case("I04")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("host", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_invalid_block_is_zero_rows_that_take_part(backend: Backend, layout: str, host: bool, path: str) -> None:
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_an_invalid_block_is_zero_rows_that_take_part(
+    backend: Backend, layout: str | None, host: bool, path: str
+) -> None:
     """Values 6 in sixteen tokens, then eight tokens of a block that is none: the mean is 4, and one entry is counted."""
     with new_pool(backend, geometry(layout), layout) as pool:
         put_values(backend, pool, [slot(pool, 2, t) for t in range(BLOCK_SIZE)], [6] * BLOCK_SIZE)

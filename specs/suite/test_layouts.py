@@ -32,10 +32,11 @@ from forebay.specs.suite.kv import (
 
 
 @pytest.mark.clause("L1", "L2", "W6")
+@pytest.mark.smoke("L1", "L2")
 @pytest.mark.case("B09")
-@pytest.mark.parametrize(("heads", "block_size"), [(16, 32), (32, 16), (16, 16), (1, 16), (2, 1), (8, 4)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str, heads: int, block_size: int) -> None:
+@pytest.mark.parametrize(("heads", "block_size"), [(2, 16), (16, 32), (32, 16), (16, 16), (1, 16), (2, 1), (8, 4)])
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str | None, heads: int, block_size: int) -> None:
     """One token, head h holding h + 1; heads and block size trade places, so a layout guessed from the shape shows."""
     g = geometry(layout, num_blocks=3, num_kv_heads=heads, block_size=block_size)
     offset = block_size // 2
@@ -47,9 +48,9 @@ def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str, heads:
         put(backend, pool, [slot(pool, 1, offset)], k.copy(), -k)
         after = oracle.stored(backend, pool, 0)
         at = (np.array([1 + pool.first_block]), np.array([offset]))
-        same_bits(np.ascontiguousarray(oracle.rows_at(layout, after, g, *at)[0]), k.copy())
+        same_bits(np.ascontiguousarray(oracle.rows_at(pool.layout, after, g, *at)[0]), k.copy())
         if layout != "LATENT":
-            same_bits(np.ascontiguousarray(oracle.rows_at(layout, after, g, *at)[1]), -k)
+            same_bits(np.ascontiguousarray(oracle.rows_at(pool.layout, after, g, *at)[1]), -k)
         written = sum(int((a.view(np.uint32) != b.view(np.uint32)).sum()) for a, b in zip(before, after, strict=True))
         assert written == g.num_kv_heads * g.key_dim * (1 if layout == "LATENT" else 2)
 

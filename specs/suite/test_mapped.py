@@ -129,9 +129,12 @@ class Doors:
 ACTS = ("write", "write paged", "read", "read paged", "copy", "decode direct", "decode gather")
 
 
-@pytest.mark.clause("W3", "W4", "W9")
+@pytest.mark.clause("W3", "W4")
 @pytest.mark.case("B10", "B12")
-@pytest.mark.parametrize("how", ["eager", "run", "replay"])
+@pytest.mark.parametrize(
+    "how",
+    ["eager", "run", pytest.param("replay", marks=[pytest.mark.clause("W9"), pytest.mark.smoke("W3", "W4", "W9")])],
+)
 @pytest.mark.parametrize("door", ACTS)
 def test_every_door_follows_the_map_of_the_moment(backend: Backend, door: str, how: str) -> None:
     """The same virtual ids under one map after the other: what is read, written and attended to is at their physical places."""

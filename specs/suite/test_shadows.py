@@ -15,6 +15,7 @@ from forebay.specs.suite.staging import G, host_kv, stage
 
 
 @pytest.mark.clause("S5", "C2", "C12")
+@pytest.mark.smoke("S5")
 @pytest.mark.refuses("S5", "C2")
 def test_no_host_write_under_capture_but_a_zero_fill(backend: Backend, shadow: Shadow) -> None:
     """A declared Buffer, a reserved one, the shadow's own storage: filled by the replay, not by the capture."""
@@ -96,6 +97,7 @@ def attend(b: Backend, shadow: Pool, table: Any, visible: int, path: str = "dire
 
 
 @pytest.mark.clause("S6", "D2")
+@pytest.mark.smoke("S6")
 @pytest.mark.refuses("S6")
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -114,6 +114,7 @@ VIEWS: tuple[Callable[[Array, Array], tuple[Array, Array]], ...] = (
 
 
 @pytest.mark.clause("S1")
+@pytest.mark.smoke("S1")
 @pytest.mark.refuses("S1")
 @pytest.mark.parametrize("view", [unbound, packed, head_major, backwards])
 def test_a_strided_view_needs_the_callers_word(backend: Backend, shadow: Shadow, view: Any) -> None:

@@ -144,6 +144,7 @@ def test_close_ends_every_trace(another: Another) -> None:
 
 
 @pytest.mark.clause("C7", "C2", "C10")
+@pytest.mark.smoke("C7")
 @pytest.mark.refuses("C10")
 def test_a_trace_lists_its_buffers_and_none_is_released_under_it(backend: Backend) -> None:
     with new_pool(backend, geometry()) as pool:
@@ -202,8 +203,9 @@ def test_memory_of_a_pool_is_released_with_the_pool(backend: Backend, another: A
 
 
 @pytest.mark.clause("C12")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_capturing_changes_no_byte_and_the_replay_is_the_step(backend: Backend, layout: str) -> None:
+@pytest.mark.smoke("C12")
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_capturing_changes_no_byte_and_the_replay_is_the_step(backend: Backend, layout: str | None) -> None:
     ran, captured = (decoder(backend, layout=layout) for _ in range(2))
     for d in (ran, captured):
         d.seat(1, 5, [3, 1, 7])
@@ -224,6 +226,7 @@ def test_capturing_changes_no_byte_and_the_replay_is_the_step(backend: Backend, 
 
 
 @pytest.mark.clause("C9", "C12")
+@pytest.mark.smoke("C9")
 def test_counters_are_exact(backend: Backend, pair: Any) -> None:
     a, _ = pair
     with new_pool(backend, geometry()) as pool:

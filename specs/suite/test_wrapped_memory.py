@@ -194,7 +194,7 @@ def test_one_memory_seen_in_two_block_sizes(backend: Backend) -> None:
     backend.release(managed)
 
 
-@pytest.mark.refuses("L7", "L1")
+@pytest.mark.refuses("L7")
 @pytest.mark.parametrize("block_size", [15, 16, 64])
 def test_another_block_size_than_the_memory_has_is_refused(backend: Backend, block_size: int) -> None:
     k = np.zeros((5, 32, 2, HEAD_DIM), np.float32)

@@ -92,6 +92,7 @@ def test_positions_and_a_table_are_lowered_to_slots(backend: Backend, layout: st
 
 
 @pytest.mark.clause("W1", "W6", "D2")
+@pytest.mark.smoke("W1")
 def test_only_the_first_table_len_columns_are_blocks(backend: Backend) -> None:
     """A stamp behind the blocks looks like a block of the pool and is never written to."""
     g = geometry(num_blocks=6)

@@ -130,6 +130,48 @@ def test_smoke_asks_every_clause_once_and_rather_without_drawing(small: Small) -
         name for _, record in runs for result in record["results"] for name in result["clauses"] + result["refuses"]
     }
     assert every == {clause.id for clause in catalogue().in_force()}
-    assert first == ["test_every.py::test_decode[direct]", "test_every.py::test_refusal"]
+    assert first == [
+        "test_also.py::test_listed",
+        "test_every.py::test_decode[direct]",
+        "test_every.py::test_refusal",
+        "test_every.py::test_stage",
+    ]
     said, record = runs[0]
     assert (said.code, record["verdict"], record["complete"]) == (0, "passed", True)
+
+
+MARKED = """
+@pytest.mark.clause("{first}", "D4")
+@pytest.mark.parametrize("how", ["eager", pytest.param("replay", marks=[pytest.mark.clause("D5"), pytest.mark.smoke("D5")])])
+@pytest.mark.parametrize("layout", [None, "NHD"])
+def test_marked(backend: Backend, layout: str | None, how: str) -> None: pass
+
+
+@pytest.mark.beyond_core
+@pytest.mark.clause("D2")
+@pytest.mark.smoke("D2")
+def test_beyond(backend: Backend) -> None: pass
+
+
+@pytest.mark.clause("D3", "D2")
+def test_of_the_core(backend: Backend) -> None: pass
+"""
+
+
+@pytest.mark.clause("G1")
+def test_smoke_takes_what_is_marked_and_what_names_a_clause_first(small: Small) -> None:
+    """One item of a marked function, with what is marked at its parameters; beside one that may be refused, one that may not."""
+    small.add("test_also.py", MARKED.format(first="D9"))
+    _, record = small.record("--profile", "smoke")
+    asked = [each["test"].partition("::")[2] for each in record["results"] if each["test"].startswith("test_also.py")]
+    assert asked == ["test_marked[None-replay]", "test_beyond", "test_of_the_core"]
+    small.add("test_also.py", MARKED.format(first="S3"))
+    _, record = small.record("--profile", "smoke")
+    asked = [each["test"].partition("::")[2] for each in record["results"]]
+    assert "test_marked[None-eager]" not in asked, "the marked item names S3 first as well"
+
+
+@pytest.mark.refuses("G1")
+def test_a_test_is_in_smoke_for_clauses_it_carries(small: Small) -> None:
+    small.add("test_more.py", TEST.format(kind="clause", ids='"D5"').replace("def", '@pytest.mark.smoke("D4")\ndef'))
+    assert "smoke('D4',): expected clauses that the test carries" in judged(small)

@@ -230,6 +230,22 @@ def test_delegated_operations_are_named(records: Records) -> None:
     assert ["gather", str(record["counters"]["launches"]["gather"]), "1"] in Page(page(record)).rows
 
 
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({}, "alone: it keeps none of its own, so what it does inside itself is not seen"),
+        ({"waits": 3}, "and its own: waits"),
+        ({"waits": 3, "bytes_down": 0}, "and its own: bytes_down, waits"),
+    ],
+)
+def test_the_statement_says_by_what_d7_was_shown(counts: dict[str, int], says: str, records: Records) -> None:
+    record = deepcopy(records.record["good"])
+    record["backend"]["info"] = {"device": "d", **counts}
+    assert f"- No host read and no sync in decode (D7), by the counts in front of the driver {says}\n" in statement(
+        record
+    )
+
+
 def test_the_statement_keeps_to_a_page(records: Records) -> None:
     """However much is refused, waived, failed or left out: counted all, listed as far as there is room."""
     record = deepcopy(records.record["bad"])

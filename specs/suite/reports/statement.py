@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forebay.specs.driver import OWN_COUNTS
 from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, named, ran_on, refusals
 
 _VERDICTS = {
@@ -44,6 +45,7 @@ def statement(record: Record) -> str:
     lines += [
         f"- Launches of the backend's own kernels: {_joined(launches) or 'none'}",
         f"- Delegated to numpy: {_joined(delegated) or ('nothing' if launches else 'nothing is known')}",
+        f"- No host read and no sync in decode (D7), by the counts in front of the driver {_own_counts(record)}",
     ]
     lines += _section("refused", "Refused, as declared", counts["refused"], _refused(record))
     waived = [
@@ -57,6 +59,16 @@ def statement(record: Record) -> str:
     if record["problems"]:
         lines += _section("problem", "Problems of the run", len(record["problems"]), record["problems"])
     return "\n".join(lines) + "\n"
+
+
+def _own_counts(record: Record) -> str:
+    """What else was looked at: a driver may count what it does inside its own methods."""
+    kept = [name for name in OWN_COUNTS if name in (record["backend"] or {"info": {}})["info"]]
+    return (
+        f"and its own: {', '.join(kept)}"
+        if kept
+        else "alone: it keeps none of its own, so what it does inside itself is not seen"
+    )
 
 
 def _refused(record: Record) -> list[str]:

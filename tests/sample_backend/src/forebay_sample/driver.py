@@ -166,6 +166,8 @@ class SampleDriver(Driver):
         out = self._device.new((*call.q.shape[:-1], call.pool.geometry.value_dim), call.q.dtype)
         lse = self._device.new(call.q.shape[:-1], "float32")
         arrays |= {"out": out.bits, "lse": lse.bits, "invalid": call.pool.invalid_buffer.handle}
+        if call.path == "gather":
+            call.gathered()
         self._device.issue(partial(kernels.decode, _views(call.pool, call.layer), arrays, call, call.q.dtype))
         return out, lse if call.return_lse else None
 

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -19,6 +22,8 @@ from .arrays import bits_of, values_of
 
 Views = tuple[HostArray, HostArray]
 LARGEST: Final = np.iinfo(np.int32).max
+TILE: Final = 256
+"""Tokens that attention takes at a time; its bounds are multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -71,61 +76,70 @@ def decode(views: Views, arrays: dict[str, HostArray], call: DecodeCall, q_dtype
     """Attention of every row and query by itself, so that its bits depend on nothing else (clause D5).
 
     ``arrays``: ``q [B, T, Hq, D]``, ``table [B, width]``, ``visible [B]``, ``sinks [Hq]`` if there are some; written are
-    ``out [B, T, Hq, Dv]``, ``lse [B, T, Hq]`` and the count ``invalid [1]``. Both paths are this one kernel (clause D4).
+    ``out [B, T, Hq, Dv]``, ``lse [B, T, Hq]`` and the count ``invalid [1]``. Gather differs in where a tile comes from alone, so that
+    it gives the same bits (clause D4).
     """
-    q, queries = values_of(arrays["q"], q_dtype), arrays["q"].shape[1]
+    q, queries, g = values_of(arrays["q"], q_dtype), arrays["q"].shape[1], call.pool.geometry
     out = np.zeros(arrays["out"].shape, np.float32)
     arrays["lse"][...] = -np.inf
-    invalid = 0
+    invalid, reach = 0, call.table_len * g.block_size
     for b, visible in enumerate(arrays["visible"].tolist()):
         ends = [max(visible - (queries - 1 - t), 0) for t in range(queries)]
         starts = [0 if call.window is None else max(end - call.window, 0) for end in ends]
-        first, reach = min(starts), call.table_len * call.pool.geometry.block_size
-        keys, values, bad = _gathered(views, arrays["table"][b], first, max(ends), call)
-        invalid += bad
+        first, last, row = min(starts), min(max(ends), reach), arrays["table"][b]
+        blocks = row[first // g.block_size : max(-(-last // g.block_size), first // g.block_size)]
+        invalid += -(-max(ends) // g.block_size) - first // g.block_size - int(_valid(blocks, call).sum())
+        tile = partial(_rows, views, row, call)
+        if call.path == "gather" and first < last:
+            tile = partial(_cut, tile(first, last), first)
         for t, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if end > 0:
-                seen, absent = slice(start - first, end - first), max(end - max(start, reach), 0)
-                out[b, t], arrays["lse"][b, t] = _attend(
-                    q[b, t], keys[seen], values[seen], absent, call, arrays.get("sinks")
-                )
+                out[b, t], arrays["lse"][b, t] = _attend(q[b, t], tile, start, end, call, arrays.get("sinks"))
     arrays["out"][...] = bits_of(out, q_dtype)
     count(arrays["invalid"], invalid)
 
 
-def _gathered(views: Views, row: HostArray, start: int, end: int, call: DecodeCall) -> tuple[HostArray, HostArray, int]:
-    """float32 keys and values of tokens ``start`` to ``end`` that the table reaches, and how many blocks are not the pool's.
+def _valid(blocks: HostArray, call: DecodeCall) -> HostArray:
+    return (blocks >= call.pool.first_block) & (blocks < call.pool.geometry.num_blocks)
 
-    Rows of such a block are zero, and those behind the table are too, so that they need no memory.
-    """
-    g, low, high = call.pool.geometry, start // call.pool.geometry.block_size, -(-end // call.pool.geometry.block_size)
-    blocks = row[low : min(high, call.table_len)].astype(np.int64)
-    valid = (blocks >= call.pool.first_block) & (blocks < g.num_blocks)
-    position = np.arange(start, max(start, min(end, call.table_len * g.block_size)))
-    at = position // g.block_size - low
-    live = valid[at]
+
+def _rows(views: Views, row: HostArray, call: DecodeCall, start: int, end: int) -> Views:
+    """float32 keys ``[end - start, Hkv, D]`` and values of tokens that the table reaches; zero where a block is not the pool's."""
+    g, position = call.pool.geometry, np.arange(start, end)
+    block = row[position // g.block_size].astype(np.int64)
+    live = _valid(block, call)
     found = []
     for view in views:
         rows = np.zeros((len(position), *view.shape[2:]), np.float32)
-        rows[live] = values_of(view[blocks[at[live]], position[live] % g.block_size], g.dtype)
+        rows[live] = values_of(view[block[live], position[live] % g.block_size], g.dtype)
         found.append(rows)
-    return found[0], found[1], high - low - int(valid.sum())
+    return found[0], found[1]
+
+
+def _cut(gathered: Views, first: int, start: int, end: int) -> Views:
+    """The same tokens out of rows that were gathered from token ``first`` on."""
+    return gathered[0][start - first : end - first], gathered[1][start - first : end - first]
 
 
 def _attend(
-    q: HostArray, keys: HostArray, values: HostArray, absent: int, call: DecodeCall, sinks: HostArray | None
+    q: HostArray, tile: Callable[[int, int], Views], start: int, end: int, call: DecodeCall, sinks: HostArray | None
 ) -> tuple[HostArray, HostArray]:
-    """One query ``[Hq, D]`` over all its keys ``[n, Hkv, D]``: out ``[Hq, Dv]`` and the natural-log LSE ``[Hq]``.
+    """One query ``[Hq, D]`` over tokens ``start`` to ``end``: out ``[Hq, Dv]`` and the natural-log LSE ``[Hq]``.
 
-    ``absent`` more keys and values are zero: their score is 0.
+    Keys and values of tokens behind the table's end are zero: their score is 0.
     """
-    kv_heads = keys.shape[1]
-    grouped = q.reshape(kv_heads, -1, q.shape[1])
-    scores = np.matmul(grouped, np.ascontiguousarray(keys.transpose(1, 2, 0))) * np.float32(call.scale)
+    g = call.pool.geometry
+    held = max(min(end, call.table_len * g.block_size), start)
+    absent, bounds = end - held, [start, *range(start - start % TILE + TILE, held, TILE), held]
+    tiles = [tile(low, high) for low, high in pairwise(bounds)] if held > start else []
+    grouped = q.reshape(g.num_kv_heads, -1, q.shape[1])
+    empty = np.zeros((*grouped.shape[:2], 0), np.float32)
+    products = [np.matmul(grouped, np.ascontiguousarray(keys.transpose(1, 2, 0))) for keys, _ in tiles]
+    scores = np.concatenate([empty, *products], -1) * np.float32(call.scale)
     if call.softcap is not None:
         scores = np.float32(call.softcap) * np.tanh(scores / np.float32(call.softcap))
     peak = scores.max(-1, keepdims=True, initial=0 if absent else -np.inf)
-    extra = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
+    extra = None if sinks is None else sinks.reshape(g.num_kv_heads, -1, 1)
     if extra is not None:
         peak = np.maximum(peak, extra)
     weights = np.exp(scores - peak)
@@ -134,8 +148,10 @@ def _attend(
         total = total + np.float32(absent) * np.exp(-peak)
     if extra is not None:
         total = total + np.exp(extra - peak)
-    out = np.matmul(weights, np.ascontiguousarray(values.transpose(1, 0, 2))) / total
-    return out.reshape(len(q), -1), (peak + np.log(total)).reshape(-1)
+    out = np.zeros((*grouped.shape[:2], g.value_dim), np.float32)
+    for (low, high), (_, values) in zip(pairwise(bounds), tiles, strict=False):
+        out += np.matmul(weights[..., low - start : high - start], np.ascontiguousarray(values.transpose(1, 0, 2)))
+    return (out / total).reshape(len(q), -1), (peak + np.log(total)).reshape(-1)
 
 
 def merge(outs: list[HostArray], lses: list[HostArray], dtype: str, made: HostArray, made_lse: HostArray) -> None:
