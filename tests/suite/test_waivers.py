@@ -53,7 +53,8 @@ def judge(failing: Small, *waivers: dict[str, Any]) -> Any:
 def test_a_waiver_excuses_one_test_on_one_device(failing: Small) -> None:
     said, record = judge(failing, WAIVER)
     assert (said.code, record["verdict"]) == (0, "conformant with waivers")
-    assert "sim (full): conformant with waivers: 5 pass, 0 fail, 0 refused, 1 waived" in said.out
+    assert "sim (full): conformant with waivers: " in said.out
+    assert ", 1 waived" in said.out
     assert record["summary"] == {"pass": 5, "fail": 0, "refused": 0, "waived": 1, "not-run": 0, "total": 6}
     (waived,) = [result for result in record["results"] if result["outcome"] == "waived"]
     assert (waived["test"], waived["message"]) == (WAIVER["test"], "AssertionError: assert 1 == 2")
