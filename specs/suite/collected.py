@@ -60,7 +60,9 @@ def check_whole(items: Sequence[pytest.Item], contract: Catalogue, backend: str 
     if unmarked:
         raise pytest.UsageError(f"{_some(unmarked)}: no clause; mark each test with clause(ID) or refuses(ID)")
     shown, refusing = ({name for item in items for name in ids(item, kind)} for kind in get_args(Kind))
-    held = [clause for clause in contract.in_force() if not backend or clause.subject != "runtime" or _runs_runtime(backend)]
+    held = [
+        clause for clause in contract.in_force() if not backend or clause.subject != "runtime" or _runs_runtime(backend)
+    ]
     for what, lacking in (
         ("no test", [clause.id for clause in held if clause.id not in shown | refusing]),
         ("no refusal test", [clause.id for clause in held if clause.refusal and clause.id not in refusing]),

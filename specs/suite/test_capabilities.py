@@ -15,7 +15,7 @@ from forebay.specs import Backend, Driver, Pool, Segment, Unsupported
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, same_bits, scene
+from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, refused, same_bits, scene
 
 DTYPES = ("float32", "bfloat16", "float16")
 SINKS = np.linspace(-3, 3, 4, dtype=np.float32)
@@ -144,11 +144,12 @@ def test_a_kv_dtype_works_exactly_where_it_is_claimed(backend: Backend, dtype: s
         assert works(backend, dtype=dtype) is claimed, f"{dtype} is {'' if claimed else 'not '}claimed"
 
 
-@pytest.mark.refuses("B4")
+@pytest.mark.refuses("B4", "L2")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_kv_dtype_that_is_not_claimed_is_refused_by_name(backend: Backend, dtype: str) -> None:
+def test_a_kv_dtype_that_is_not_claimed_is_refused_with_those_that_are(backend: Backend, dtype: str) -> None:
     others = tuple(other for other in DTYPES if other != dtype)
-    with claiming(backend, kv_dtypes=others), pytest.raises(Unsupported, match=f"KV dtype '{dtype}'"):
+    says = f"KV dtype '{dtype}': .* supports {', '.join(others)}$"
+    with claiming(backend, kv_dtypes=others), refused(backend, Unsupported, says):
         backend.create_pool(geometry(dtype=dtype))
 
 

@@ -135,8 +135,12 @@ MUTATIONS = (
         "its verdict is 'conformant', its content says 'conformant with waivers'",
         top(verdict="conformant"),
     ),
-    Mutation("waivers told of a verdict without any", "content says 'passed'", top(verdict="passed with waivers"), "smoke"),
-    Mutation("a clause waived as a whole", "a problem it does not name: clause D5 was never shown: 4 waived", waive_all),
+    Mutation(
+        "waivers told of a verdict without any", "content says 'passed'", top(verdict="passed with waivers"), "smoke"
+    ),
+    Mutation(
+        "a clause waived as a whole", "a problem it does not name: clause D5 was never shown: 4 waived", waive_all
+    ),
     Mutation("tf32 claimed in vain", "a problem it does not name: tf32 is claimed", claim_tf32),
     Mutation(
         "the verdict raised", "its verdict is 'conformant', its content says 'failed'", top(verdict="conformant"), "bad"
