@@ -144,6 +144,8 @@ def _vain_claims(record: Record) -> list[str]:
     if not record["backend"]["capabilities"]["tf32"] or seen is None or seen["largest"] > limit:
         return []
     return [
-        f"tf32 is claimed, and the largest error in float32, {seen['largest']:.2e}, is within {limit:g}, which is allowed without it; "
-        "take the claim out"
+        (
+            f"tf32 is claimed, and the largest error in float32, {seen['largest']:.2e}, is within {limit:g}, which is allowed without "
+            "it; take the claim out"
+        )
     ]

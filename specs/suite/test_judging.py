@@ -147,7 +147,7 @@ def test_a_clause_that_a_backend_is_not_asked_stops_the_run() -> None:
     ]
     check_whole(asked_of(items, "sim", "full"), catalogue(), "sim")
     asked = asked_of(items, "mine:fast", "full")
-    with pytest.raises(pytest.UsageError, match="^D3: in force in contract .*, and mine:fast is asked no test of it"):
+    with pytest.raises(pytest.UsageError, match=r"^D3: in force in contract .*, and mine:fast is asked no test of it"):
         check_whole(asked, catalogue(), "mine:fast")
     runtime = {clause.id for clause in catalogue().in_force() if clause.subject == "runtime"}
     assert len(items) - len(asked) == len(runtime) + 1

@@ -100,6 +100,6 @@ def _needless_rounding(record: Record) -> Iterator[str]:
     claimed = record["backend"]["capabilities"]["tf32"]
     if record["profile"] == "full" and claimed and errors and max(errors) <= allowed:
         yield (
-            f"tf32 is claimed, and the largest error in float32, {max(errors):.2e}, is within {allowed:g}, which is allowed without it; "
-            "take the claim out"
+            f"tf32 is claimed, and the largest error in float32, {max(errors):.2e}, is within {allowed:g}, which is allowed "
+            "without it; take the claim out"
         )
