@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, Driver, Pool, Segment, Unsupported
+from forebay.specs import Backend, Capabilities, CaptureDeclined, Driver, Pool, Segment, Unsupported
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
@@ -109,8 +109,47 @@ PROBES = {
 }
 
 
+HELD_ELSEWHERE = {
+    "layouts": "the tests of layouts below",
+    "tf32": "the record: a run without an error beyond that of float32 fails",
+    "traces_run": "the test of delegated operations below",
+    "recapture_at_boundary": "nothing: what it costs is speed, and a device that needs it and does not say so replays what is stale",
+    "deferred": "nothing: it only says that a Ticket may be read behind the device, which is so of every device that is fast",
+}
+"""By field that is neither probed nor a feature, what holds the claim against the backend."""
+
+
 def layouts(backend: Backend) -> list[str]:
     return [layout for layout in LAYOUTS if layout in backend.capabilities.layouts]
+
+
+@pytest.mark.clause("B4")
+def test_every_capability_is_held_against_the_backend() -> None:
+    """A field that is added is one that somebody has to hold against what the device does."""
+    held = [*PROBES, *FEATURES, *HELD_ELSEWHERE]
+    assert sorted(held) == sorted(field.name for field in fields(Capabilities))
+
+
+@pytest.mark.clause("B4", "C11")
+def test_a_run_takes_delegated_operations_unless_it_is_traced(backend: Backend) -> None:
+    with scene(backend, (5, 9)) as s:
+        before = backend.counters.delegated["paged_decode"]
+        want, _ = s.check()
+        delegated = backend.counters.delegated["paged_decode"] > before
+        held = [backend.buffer(name, getattr(s, name)) for name in ("q", "table", "visible")]
+
+        def decode(b: Backend) -> Any:
+            q, table, visible = (buffer.get() for buffer in held)
+            return {}, {"out": b.paged_decode(q, s.pool, 0, table, visible, table_len=s.table_len)}
+
+        segment = Segment("decode", decode, reads=tuple(held), pools=(s.pool,))
+        if delegated and backend.capabilities.traces_run:
+            with pytest.raises(CaptureDeclined, match="paged_decode is delegated to numpy"):
+                backend.run(segment)
+        else:
+            same_bits(backend.run(segment).get()["out"], want)
+        for buffer in held:
+            backend.release(buffer)
 
 
 @pytest.mark.clause("B4", "L2")

@@ -151,7 +151,8 @@ def test_a_clause_that_a_backend_is_not_asked_stops_the_run() -> None:
         check_whole(asked, catalogue(), "mine:fast")
     runtime = {clause.id for clause in catalogue().in_force() if clause.subject == "runtime"}
     assert len(items) - len(asked) == len(runtime) + 1
-    check_whole([*asked, Marked(clause=("D3",), refuses=("D3",))], catalogue(), "mine:fast")
+    more: Any = Marked(clause=("D3",), refuses=("D3",))
+    check_whole([*asked, more], catalogue(), "mine:fast")
 
 
 def phase_of(error: BaseException | None, capabilities: Capabilities, **report: Any) -> Phase:
@@ -198,7 +199,7 @@ def test_a_refusal_is_the_contracts_for_a_limit_that_is_declared(backend: Backen
     assert phase == Phase("refused", str(error), Refusal(name, str(error.value), str(error), asked.raised_in))
     assert phase_of(ExceptionGroup("two", [error, AssertionError("wrong")]), can).outcome == "fail"
     assert judge_test([Phase("pass"), phase, Phase("fail", "leaked")]).message == "leaked"
-    wide = {bool: True, tuple: (*can.layouts, *can.kv_dtypes, error.value), int: None}[type(asked.claims)]
+    wide: Any = {bool: True, tuple: (*can.layouts, *can.kv_dtypes, error.value), int: None}[type(asked.claims)]
     allowed = phase_of(error, replace(can, **{name: wide}))
     assert (allowed.outcome, "allows" in allowed.message) == ("fail", True)
     behind = phase_of(Unsupported("not here", capability=name, value=error.value), can)
@@ -216,7 +217,8 @@ def test_a_refusal_is_the_contracts_for_a_limit_that_is_declared(backend: Backen
     ],
 )
 def test_what_is_no_declared_limit_refuses_nothing(backend: Backend, name: str, value: object, why: str) -> None:
-    narrow = replace(backend.capabilities, max_group=8, **dict.fromkeys(NO_LIMITS, False))
+    claims: dict[str, Any] = dict.fromkeys(NO_LIMITS, False)
+    narrow = replace(backend.capabilities, max_group=8, **claims)
     error = raised_by(lambda _: unsupported(name, value), backend)
     phase = phase_of(error, narrow)
     assert (phase.outcome, why in phase.message) == ("fail", True), phase

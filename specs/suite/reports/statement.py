@@ -8,9 +8,9 @@ from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, n
 
 _VERDICTS = {
     "conformant": "CONFORMANT: every test of the full profile was run, and none failed.",
-    "conformant with waivers": "CONFORMANT WITH WAIVERS: every test of the full profile was run; {waived} failed and {are} waived below.",
+    "conformant with waivers": "CONFORMANT WITH WAIVERS: every test of the full profile was run, and {waived} failed and {are} waived.",
     "passed": "NOT A FULL RUN: what was asked passed; conformance is stated by a complete run of the full profile alone.",
-    "passed with waivers": "NOT A FULL RUN: of what was asked {waived} failed and {are} waived below; the rest passed.",
+    "passed with waivers": "NOT A FULL RUN: of what was asked {waived} failed and {are} waived; the rest passed.",
     "failed": "NOT CONFORMANT.",
 }
 _LISTED = {"refused": 10, "waived": 4, "fail": 3, "not-run": 3, "problem": 3}
