@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -21,11 +21,12 @@ from forebay.specs.errors import ForebayError, InvalidInput
 SUITE: Final = "forebay.specs.suite"
 PLUGINS: Final = ("forebay.specs.suite.plugin", "forebay.runtime.suite_plugin", "_hypothesis_pytestplugin")
 """All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
-NEEDED: Final = ("pytest", "hypothesis", "matplotlib")
+NEEDED: Final = ("pytest", "hypothesis")
+NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
 SHOWN: Final = 20
 """Faults of a record that are printed at most."""
 INTERRUPTED: Final = 130
-CONFORMING: Final = ("conformant", "passed")
+CONFORMING: Final = ("conformant", "conformant with waivers", "passed", "passed with waivers")
 
 
 def conform(
@@ -51,7 +52,7 @@ def conform(
     Exit code 0: it holds everything that was asked. 1: it does not, or the record that was to be verified is not valid. 2: nothing
     could be judged; the reason is told. 130: interrupted; the record holds what was known.
     """
-    _check_installed()
+    _check_installed(NEEDED if html is None else (*NEEDED, *NEEDED_BY_PAGE))
     from forebay.specs.suite.journal import journal_of
 
     if verify is not None:
@@ -123,8 +124,8 @@ def _suite_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _check_installed() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def _check_installed(needed: Sequence[str]) -> None:
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidInput(f"conform needs {', '.join(missing)}: pip install 'forebay[suite]'")
 

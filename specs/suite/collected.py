@@ -57,22 +57,26 @@ def check_ids(items: Iterable[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: smoke{tuple(strange)!r}: expected clauses that the test carries")
 
 
-def check_whole(items: Sequence[pytest.Item], contract: Catalogue) -> None:
-    """Stop the run if a test has no clause, or a clause in force lacks a test or, where one applies, a refusal test."""
+def check_whole(items: Sequence[pytest.Item], contract: Catalogue, backend: str = "") -> None:
+    """Stop the run if a test has no clause, or a clause in force lacks a test or, where one applies, a refusal test.
+
+    With ``backend`` (``NAME[:MODE]``) the items are those that it is asked, and the clauses those that it has to hold.
+    """
     unmarked = [name_of(item) for item in items if not ids(item, "clause") and not ids(item, "refuses")]
     if unmarked:
         raise pytest.UsageError(f"{_some(unmarked)}: no clause; mark each test with clause(ID) or refuses(ID)")
     shown, refusing = ({name for item in items for name in ids(item, kind)} for kind in get_args(Kind))
+    held = [
+        clause for clause in contract.in_force() if not backend or clause.subject != "runtime" or _runs_runtime(backend)
+    ]
     for what, lacking in (
-        ("no test", [clause.id for clause in contract.in_force() if clause.id not in shown | refusing]),
-        (
-            "no refusal test",
-            [clause.id for clause in contract.in_force() if clause.refusal and clause.id not in refusing],
-        ),
+        ("no test", [clause.id for clause in held if clause.id not in shown | refusing]),
+        ("no refusal test", [clause.id for clause in held if clause.refusal and clause.id not in refusing]),
     ):
         if lacking:
+            where = f"{backend} is asked" if backend else "the suite has"
             raise pytest.UsageError(
-                f"{', '.join(lacking)}: in force in contract {contract.version}, and the suite has {what} of it"
+                f"{', '.join(lacking)}: in force in contract {contract.version}, and {where} {what} of it"
             )
 
 
@@ -97,10 +101,12 @@ def selection_of(config: pytest.Config) -> list[str]:
 def asked_of(items: Iterable[pytest.Item], backend: str, profile: Profile) -> list[pytest.Item]:
     """The items that ``backend`` (``NAME[:MODE]``) is asked in a profile, in their order."""
     contract = catalogue()
-    mine = [
-        item for item in items if backend.partition(":")[0] == RUNTIME_ON or not _judges_runtime_alone(item, contract)
-    ]
+    mine = [item for item in items if _runs_runtime(backend) or not _judges_runtime_alone(item, contract)]
     return mine if profile == "full" else _smoke(mine, contract)
+
+
+def _runs_runtime(backend: str) -> bool:
+    return backend.partition(":")[0] == RUNTIME_ON
 
 
 def _judges_runtime_alone(item: pytest.Item, contract: Catalogue) -> bool:

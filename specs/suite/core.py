@@ -19,6 +19,20 @@ CORE: Final[Mapping[str, tuple[Any, ...]]] = {
     "capture": (True,),
 }
 """By field of ``Capabilities`` the values that every backend supports. Staging has no field: nobody can declare it away."""
+REFUSABLE: Final = (
+    "layouts",
+    "kv_dtypes",
+    "addressable",
+    "head_dims",
+    "max_group",
+    "block_sizes",
+    "max_query_len",
+    "sinks",
+    "softcap",
+    "max_pool_elements",
+)
+"""Fields that limit what can be asked. The others are of the core (``window``, ``lse``, ``capture``), or say how a device works, which
+is nothing that anybody asks of it: ``tf32``, ``recapture_at_boundary``, ``traces_run``, ``deferred``."""
 
 
 def core_gaps(capabilities: Capabilities) -> list[str]:
@@ -41,6 +55,10 @@ def why_not_refused(error: Unsupported, capabilities: Capabilities) -> str:
     if capabilities.allows(name, value):
         return f"Unsupported for {name}={value!r}, which the declared {name}={getattr(capabilities, name)!r} allows"
     core = CORE.get(name, ())
+    if name.startswith("max_") and type(value) is not int:
+        return f"Unsupported for {name}={value!r}, expected an int, as the limit is"
     if value in core or (core and isinstance(core[0], bool)) or (name.startswith("max_") and value <= max(core)):
         return f"Unsupported for {name}={value!r}, which is of the core: it cannot be refused"
+    if name not in REFUSABLE:
+        return f"Unsupported for {name}={value!r}, and {name} is no limit of what can be asked"
     return ""

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from typing import Any, Final
 
 import pytest
@@ -24,17 +25,24 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _NUMPY: Final = re.compile(r"^ ACTUAL: (?P<got>.*?)^ DESIRED: (?P<want>.*)", re.MULTILINE | re.DOTALL)
 _NOT_RAISED: Final = re.compile(r"DID NOT RAISE (?:<class ')?(?P<want>[\w.]+|\(.*\))")
 _NOT_MATCHED: Final = re.compile(r"Expected regex: (?P<want>.*)\n\s*(?:Actual message|Input): (?P<got>.*)", re.DOTALL)
+_EXPLAINS: Final = "_pytest.assertion.rewrite"
+"""The module that rewritten ``assert`` statements call, and whose frame is next to theirs."""
 _LONGEST: Final = 2000
 """Characters of one part that are kept; what is longer repeats itself."""
 
 
+Place = tuple[str, int]
+"""File and line of a statement."""
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """The two sides of the last comparison that did not hold, as texts: ``got OPERATOR expected``."""
+    """The two sides of the last comparison that did not hold, as texts: ``got OPERATOR expected``, and the ``assert`` it is of."""
 
     got: str
     operator: str
     expected: str
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,22 @@ def failure_of(
     asked = "\n".join(part for part in (_parameters(item), _falsifying(error)) if part) or "none: the test has one case"
     expected, got = _expected_and_got(error, _statement(caught), comparison)
     return Failure(asked, expected, got)
+
+
+def asserting() -> Place:
+    """Where the ``assert`` is that pytest explains just now, to a hook that calls this."""
+    frames = list(walk_stack(None))
+    explaining = [n for n, (frame, _) in enumerate(frames) if frame.f_globals.get("__name__") == _EXPLAINS]
+    if not explaining or explaining[-1] + 1 == len(frames):
+        return "", 0
+    frame, line = frames[explaining[-1] + 1]
+    return frame.f_code.co_filename, line
+
+
+def _raised_at(error: BaseException) -> Place:
+    """The statement that raised an error."""
+    frame, line = list(walk_tb(error.__traceback__))[-1]
+    return frame.f_code.co_filename, line
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -110,7 +134,7 @@ def _expected_and_got(error: BaseException, statement: str, comparison: Comparis
         if found := pattern.search(text):
             return found["want"].strip(), got or found["got"].strip()
     if isinstance(error, AssertionError):
-        if comparison is not None and comparison.operator in text.replace("\n", " "):
+        if comparison is not None and comparison.place == _raised_at(error):
             return f"{comparison.operator} {comparison.expected}", comparison.got
         return statement, text.strip() or "it does not hold"
     return f"no error from: {statement}", f"{type(error).__name__}: {text}"

@@ -1,4 +1,7 @@
-"""The journal of a run: one entry after the other, on disk at once, so that a crash loses nothing that was known."""
+"""The journal of a run: one entry after the other, out of the process at once, so that its crash loses nothing that was known.
+
+The operating system holds what was written; it is not forced onto the disk, so that a machine that goes down may lose the last of it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Journal:
         self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
 
     def add(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Append one entry; it is on disk when this returns. What JSON has no form for is kept as its text."""
+        """Append one entry; the operating system has it when this returns. What JSON has no form for is kept as its text."""
         line = json.dumps({"entry": kind, **content}, default=str)
         self.entries.append(json.loads(line))
         if self._file is not None:

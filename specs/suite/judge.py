@@ -19,7 +19,7 @@ from forebay.specs.clauses import catalogue
 from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
 from forebay.specs.suite.digest import suite_hash
-from forebay.specs.suite.failure import Comparison, failure_of, told
+from forebay.specs.suite.failure import Comparison, asserting, failure_of, told
 from forebay.specs.suite.journal import Journal, journal_of
 from forebay.specs.suite.measured import hearing
 from forebay.specs.suite.outcome import Outcome, Phase, judge_phase, judge_test
@@ -129,7 +129,7 @@ class Judge:
         """One test: forget the last one, and write down what became of this one."""
         if name_of(item) not in self._asked:
             return (yield)
-        self._phases, self._failure, self._seconds, self._errors = [], None, 0.0, {}
+        self._phases, self._failure, self._seconds, self._errors, self._comparison = [], None, 0.0, {}, None
         with hearing(self._measure):
             result = yield
         verdict = judge_test(self._phases)
@@ -180,7 +180,7 @@ class Judge:
     @pytest.hookimpl(tryfirst=True)
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
         """Keep both sides of a comparison that does not hold: the last one is that of the smallest input."""
-        self._comparison = Comparison(_text(left), op, _text(right))
+        self._comparison = Comparison(_text(left), op, _text(right), asserting())
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note why the run stops before its end."""

@@ -84,6 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         collected.check_whole(mine, catalogue())
     waivers = _waivers(config, mine, whole=whole)
     asked = collected.asked_of(mine, backend, config.getoption("--suite-profile"))
+    if whole:
+        collected.check_whole(asked, catalogue(), backend)
     dropped = set(mine) - set(asked)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]

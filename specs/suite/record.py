@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.specs.clauses import catalogue
 from forebay.specs.suite.digest import digest_of
 from forebay.specs.suite.journal import Entry
 
@@ -15,6 +16,8 @@ FORMAT: Final = 1
 OUTCOMES: Final = ("pass", "fail", "refused", "waived", "not-run")
 OWN_KERNELS: Final = ("paged_decode", "gather", "write_kv", "stage")
 """Operations that must have been done, by the backend's own kernels or, named, by numpy."""
+WITH_WAIVERS: Final = " with waivers"
+"""What a verdict ends in where tests failed that are waived."""
 
 Record = dict[str, Any]
 
@@ -23,7 +26,8 @@ def assemble(entries: Sequence[Entry]) -> Record:
     """Make the record out of a journal that holds at least its ``run`` entry.
 
     A test that was expected and has no result was not run. ``verdict`` is ``conformant`` for a complete run of the full profile
-    without a failure, a test that was not run or a problem; ``passed`` for a run of less; else ``failed``.
+    without a failure, a test that was not run or a problem; ``passed`` for a run of less; either ``with waivers`` where one excused a
+    failure; else ``failed``.
     """
     by_kind: dict[str, Entry] = {entry["entry"]: entry for entry in entries}
     run, backend, end = by_kind["run"], by_kind.get("backend"), by_kind.get("end")
@@ -52,7 +56,8 @@ def assemble(entries: Sequence[Entry]) -> Record:
     record["problems"] = _problems(record)
     bad = summary["fail"] or summary["not-run"] or record["problems"] or stopped or not results
     full = record["profile"] == "full" and record["complete"]
-    record["verdict"] = "failed" if bad else "conformant" if full else "passed"
+    good = ("conformant" if full else "passed") + (WITH_WAIVERS if summary["waived"] else "")
+    record["verdict"] = "failed" if bad else good
     record["digest"] = digest_of(record)
     return record
 
@@ -120,9 +125,10 @@ def _problems(record: Record) -> list[str]:
     found += [
         f"clause {clause} was never shown: {', '.join(f'{count} {outcome}' for outcome, count in sorted(seen.items()))}"
         for clause, seen in {**refusing, **values}.items()
-        if not seen["pass"] + seen["waived"]
+        if not seen["pass"]
     ]
     if record["profile"] == "full":
+        found += _vain_claims(record)
         launches, delegated = record["counters"].get("launches", {}), record["delegated"]
         found += [
             f"no launch of {operation} was counted, of the backend's own kernels or delegated to numpy"
@@ -130,3 +136,16 @@ def _problems(record: Record) -> list[str]:
             if not launches.get(operation) and not delegated.get(operation)
         ]
     return found
+
+
+def _vain_claims(record: Record) -> list[str]:
+    """Claims that loosen a tolerance and that the run shows no need of."""
+    seen, limit = record["tolerances"].get("float32"), catalogue().tolerance("float32")
+    if not record["backend"]["capabilities"]["tf32"] or seen is None or seen["largest"] > limit:
+        return []
+    return [
+        (
+            f"tf32 is claimed, and the largest error in float32, {seen['largest']:.2e}, is within {limit:g}, which is allowed without "
+            "it; take the claim out"
+        )
+    ]

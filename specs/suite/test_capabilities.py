@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, Driver, Pool, Segment, Unsupported
+from forebay.specs import Backend, Capabilities, CaptureDeclined, Driver, Pool, Segment, Unsupported
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, same_bits, scene
+from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, refused, same_bits, scene
 
 DTYPES = ("float32", "bfloat16", "float16")
 SINKS = np.linspace(-3, 3, 4, dtype=np.float32)
@@ -109,8 +109,47 @@ PROBES = {
 }
 
 
+HELD_ELSEWHERE = {
+    "layouts": "the tests of layouts below",
+    "tf32": "the record: a run without an error beyond that of float32 fails",
+    "traces_run": "the test of delegated operations below",
+    "recapture_at_boundary": "nothing: what it costs is speed, and a device that needs it and does not say so replays what is stale",
+    "deferred": "nothing: it only says that a Ticket may be read behind the device, which is so of every device that is fast",
+}
+"""By field that is neither probed nor a feature, what holds the claim against the backend."""
+
+
 def layouts(backend: Backend) -> list[str]:
     return [layout for layout in LAYOUTS if layout in backend.capabilities.layouts]
+
+
+@pytest.mark.clause("B4")
+def test_every_capability_is_held_against_the_backend() -> None:
+    """A field that is added is one that somebody has to hold against what the device does."""
+    held = [*PROBES, *FEATURES, *HELD_ELSEWHERE]
+    assert sorted(held) == sorted(field.name for field in fields(Capabilities))
+
+
+@pytest.mark.clause("B4", "C11")
+def test_a_run_takes_delegated_operations_unless_it_is_traced(backend: Backend) -> None:
+    with scene(backend, (5, 9)) as s:
+        before = backend.counters.delegated["paged_decode"]
+        want, _ = s.check()
+        delegated = backend.counters.delegated["paged_decode"] > before
+        held = [backend.buffer(name, getattr(s, name)) for name in ("q", "table", "visible")]
+
+        def decode(b: Backend) -> Any:
+            q, table, visible = (buffer.get() for buffer in held)
+            return {}, {"out": b.paged_decode(q, s.pool, 0, table, visible, table_len=s.table_len)}
+
+        segment = Segment("decode", decode, reads=tuple(held), pools=(s.pool,))
+        if delegated and backend.capabilities.traces_run:
+            with pytest.raises(CaptureDeclined, match="paged_decode is delegated to numpy"):
+                backend.run(segment)
+        else:
+            same_bits(backend.run(segment).get()["out"], want)
+        for buffer in held:
+            backend.release(buffer)
 
 
 @pytest.mark.clause("B4", "L2")
@@ -144,11 +183,12 @@ def test_a_kv_dtype_works_exactly_where_it_is_claimed(backend: Backend, dtype: s
         assert works(backend, dtype=dtype) is claimed, f"{dtype} is {'' if claimed else 'not '}claimed"
 
 
-@pytest.mark.refuses("B4")
+@pytest.mark.refuses("B4", "L2")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_kv_dtype_that_is_not_claimed_is_refused_by_name(backend: Backend, dtype: str) -> None:
+def test_a_kv_dtype_that_is_not_claimed_is_refused_with_those_that_are(backend: Backend, dtype: str) -> None:
     others = tuple(other for other in DTYPES if other != dtype)
-    with claiming(backend, kv_dtypes=others), pytest.raises(Unsupported, match=f"KV dtype '{dtype}'"):
+    says = f"KV dtype '{dtype}': .* supports {', '.join(others)}$"
+    with claiming(backend, kv_dtypes=others), refused(backend, Unsupported, says):
         backend.create_pool(geometry(dtype=dtype))
 
 

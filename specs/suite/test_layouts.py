@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry, Unsupported
+from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry
 from forebay.specs.geometry import INT32_MAX
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
@@ -115,19 +115,6 @@ def test_a_layout_that_does_not_fit_is_refused(backend: Backend, layout: str, si
     g = replace(geometry(), **sizes)
     with refused(backend, InvalidLayout, says):
         backend.create_pool(g, layout)
-
-
-@pytest.mark.clause("L2", "B4")
-@pytest.mark.refuses("L2", "B4")
-def test_a_dtype_beyond_the_backend_is_refused_with_those_it_has(backend: Backend) -> None:
-    beyond = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype not in backend.capabilities.kv_dtypes]
-    for dtype in beyond:
-        with refused(backend, Unsupported, f"KV dtype '{dtype}': .* supports {backend.capabilities.kv_dtypes[0]}"):
-            backend.create_pool(geometry(dtype=dtype))
-    for dtype in backend.capabilities.kv_dtypes:
-        with new_pool(backend, geometry(dtype=dtype)) as pool:
-            put_values(backend, pool, [slot(pool, 0)], [3])
-            assert mean_of_values(backend, pool, int32([pool.first_block]), [1])[0] == 3
 
 
 @pytest.mark.refuses("L1")

@@ -31,6 +31,7 @@ from forebay.specs.suite.kv import (
     same_bits,
     storage,
 )
+from forebay.specs.suite.test_capabilities import claiming
 
 pytestmark = pytest.mark.beyond_core
 
@@ -240,17 +241,9 @@ def test_memory_that_does_not_fit_is_refused(backend: Backend, arrays: Any, layo
         backend.wrap_pool(arrays, layout=layout, geometry=KVGeometry(4, 4, 2, 8))
 
 
-@pytest.mark.clause("B4", "L1")
 @pytest.mark.refuses("B4")
-def test_foreign_memory_is_a_capability(backend: Backend) -> None:
-    """Works if claimed; refused by name if not."""
+def test_foreign_memory_that_is_not_claimed_is_refused_by_name(backend: Backend) -> None:
     g = geometry()
     array = np.zeros(storage_shapes("KV2", g)[0], np.float32)
-    if not backend.capabilities.addressable:
-        with refused(backend, Unsupported, "does not take foreign memory"):
-            backend.wrap_pool(array, layout="KV2", geometry=g)
-        return
-    pool = backend.wrap_pool(array, layout="KV2", geometry=g)
-    put_values(backend, pool, [0], [7])
-    assert (array[0, 1, 0] == 7).all()
-    backend.release(pool)
+    with claiming(backend, addressable=False), refused(backend, Unsupported, "does not take foreign memory"):
+        backend.wrap_pool(array, layout="KV2", geometry=g)

@@ -80,7 +80,7 @@ SHARED = (
     test_staging.test_any_view_is_staged_bit_for_bit,
     test_staging.test_latent_kv_is_staged_without_v,
     test_staging.test_special_bits_survive_staging,
-    test_wrapped_memory.test_foreign_memory_is_a_capability,
+    test_wrapped_memory.test_foreign_memory_that_is_not_claimed_is_refused_by_name,
     test_write_loc.test_only_the_first_table_len_columns_are_blocks,
     test_write_loc.test_positions_and_a_table_are_lowered_to_slots,
     test_write_loc.test_unmarked_ids_are_refused_at_every_door,

@@ -100,6 +100,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         return describe("core", load=CoreDriver)
     """
+    dodging = """
+    from functools import partial
+
+
+    @hookimpl
+    def forebay_backend():
+        from tests.suite.dodging import WAYS, DodgingDriver
+
+        modes = tuple(ModeDescriptor(way, "simulated", partial(DodgingDriver, way), probe) for way in WAYS)
+        return BackendDescriptor("dodging", "a fake", modes, "pip install it")
+    """
+    site.install("dodging-dist", {"dodging": dodging})
     site.install("core-dist", {"core": core_only})
     site.install("away-dist", {"away": absent})
     site.install("broken-dist", {"broken": broken})

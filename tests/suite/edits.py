@@ -18,6 +18,7 @@ HEAD = "test_rich.py::test_head_size"
 SINKS = "test_rich.py::test_sinks"
 QUERY = "test_rich.py::test_long_query"
 WAIVED = "test_rich.py::test_wrong[1]"
+WAIVED_CLAUSE = "D5"
 RIGHT = "test_rich.py::test_wrong[2]"
 
 
@@ -99,6 +100,24 @@ def exceed(record: Record) -> None:
     dtype, pair = next(iter(of(record, DECODE)["errors"].items()))
     pair[0] = 2 * pair[1]
     record["tolerances"][dtype] = {"limit": pair[1], "largest": pair[0], "test": DECODE}
+
+
+def claim_tf32(record: Record) -> None:
+    """Claim the looser limit everywhere, after a run that had no need of it."""
+    record["backend"]["capabilities"]["tf32"] = True
+    for result in record["results"]:
+        for pair in result["errors"].values():
+            pair[1] = max(pair[1], 1e-3)
+    for seen in record["tolerances"].values():
+        seen["limit"] = max(seen["limit"], 1e-3)
+
+
+def waive_all(record: Record) -> None:
+    """Excuse every test that carries the waived test's clause."""
+    for result in record["results"]:
+        if WAIVED_CLAUSE in result["clauses"] and result["test"] != WAIVED:
+            become(result["test"], "waived", message="why", failure=of(record, WAIVED)["failure"])(record)
+            waive(result["test"])(record)
 
 
 def unread(record: Record) -> None:

@@ -19,6 +19,7 @@ from tests.suite.edits import (
     become,
     both,
     change,
+    claim_tf32,
     count_again,
     days_after_start,
     drop,
@@ -30,6 +31,7 @@ from tests.suite.edits import (
     top,
     unread,
     waive,
+    waive_all,
     waiver,
     widen,
     within,
@@ -103,13 +105,16 @@ MUTATIONS = (
     ),
     Mutation("fail to waived", "waived, and no waiver names it", become(WAIVED, "waived"), "bad"),
     Mutation(
-        "fail to waived, with a waiver", "its verdict is 'failed', its content says 'conformant'", smuggle_fail, "bad"
+        "fail to waived, with a waiver",
+        "its verdict is 'failed', its content says 'conformant with waivers'",
+        smuggle_fail,
+        "bad",
     ),
     Mutation("fail to not-run", f"{WAIVED}: not-run, with the message", become(WAIVED, "not-run"), "bad"),
     Mutation("a failure without a message", "fail, and no message says why", change(WAIVED, message=""), "bad"),
     Mutation(
         "pass to not-run",
-        "its verdict is 'conformant', its content says 'failed'",
+        "its verdict is 'conformant with waivers', its content says 'failed'",
         become(RIGHT, "not-run", seconds=0.0),
     ),
     Mutation("not run, and it took time", "not run, and it took time", become(RIGHT, "not-run", seconds=0.5)),
@@ -122,7 +127,21 @@ MUTATIONS = (
     # numbers
     Mutation("counts edited", "its summary says", within("summary", **{"pass": 9})),
     Mutation("the total edited", "its summary says", within("summary", total=0)),
-    Mutation("the verdict lowered", "its verdict is 'failed', its content says 'conformant'", top(verdict="failed")),
+    Mutation(
+        "the verdict lowered", "its verdict is 'failed', its content says 'conformant with", top(verdict="failed")
+    ),
+    Mutation(
+        "waivers left out of the verdict",
+        "its verdict is 'conformant', its content says 'conformant with waivers'",
+        top(verdict="conformant"),
+    ),
+    Mutation(
+        "waivers told of a verdict without any", "content says 'passed'", top(verdict="passed with waivers"), "smoke"
+    ),
+    Mutation(
+        "a clause waived as a whole", "a problem it does not name: clause D5 was never shown: 4 waived", waive_all
+    ),
+    Mutation("tf32 claimed in vain", "a problem it does not name: tf32 is claimed", claim_tf32),
     Mutation(
         "the verdict raised", "its verdict is 'conformant', its content says 'failed'", top(verdict="conformant"), "bad"
     ),
@@ -213,6 +232,31 @@ MUTATIONS = (
     Mutation("a refusal removed", "refused without a declared capability", change(HEAD, refusal=None)),
     Mutation("a refusal with two messages", "refused with two messages", change(HEAD, message="no")),
     Mutation(
+        "a refusal by the backend itself",
+        f"{HEAD}: refused in forebay.backends.sim.driver, where no check",
+        lambda r: of(r, HEAD)["refusal"].update(raised_in="forebay.backends.sim.driver"),
+    ),
+    Mutation(
+        "a refusal by the suite",
+        f"{HEAD}: refused in forebay.specs.suite.kv, where no check",
+        lambda r: of(r, HEAD)["refusal"].update(raised_in="forebay.specs.suite.kv"),
+    ),
+    Mutation(
+        "a refusal by no module",
+        f"{HEAD}: refused in forebay.specs.mondays, where no check",
+        lambda r: of(r, HEAD)["refusal"].update(raised_in="forebay.specs.mondays"),
+    ),
+    Mutation(
+        "a refusal of what nobody asks for",
+        "recapture_at_boundary=True, which is no limit of what can be asked",
+        lambda r: of(r, HEAD)["refusal"].update(capability="recapture_at_boundary", value="True"),
+    ),
+    Mutation(
+        "a refusal of a size that is none",
+        "max_query_len=long, which is no number",
+        lambda r: of(r, QUERY)["refusal"].update(value="long"),
+    ),
+    Mutation(
         "a refusal of capture",
         "which is of the core",
         both(
@@ -248,7 +292,7 @@ MUTATIONS = (
     Mutation("the backend absent", "it has counters of a backend that was never opened", top(backend=None)),
     Mutation(
         "the backend absent, and what follows",
-        "its verdict is 'conformant', its content says 'failed'",
+        "its verdict is 'conformant with waivers', its content says 'failed'",
         top(backend=None, counters={}, delegated={}),
     ),
     Mutation(

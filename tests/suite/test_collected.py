@@ -114,6 +114,26 @@ def test_what_judges_the_runtime_alone_is_asked_of_sim(small: Small, elsewhere: 
     assert record["complete"]
 
 
+@pytest.mark.refuses("G1")
+@pytest.mark.parametrize("profile", ["full", "smoke"])
+@pytest.mark.parametrize("what", ["no test", "no refusal test"])
+def test_a_clause_of_which_a_backend_is_asked_nothing_stops_the_run(
+    small: Small, elsewhere: Any, what: str, profile: str
+) -> None:
+    """Tests without a device are asked of sim alone: whoever else is judged needs others."""
+    kinds = ("clause", "refuses") if what == "no test" else ("refuses",)
+    text = every_clause()
+    for kind in kinds:
+        text = re.sub(rf"({kind}\(.+)'D8', ", r"\1", text)
+        small.add(f"test_{kind}.py", TEST.format(kind=kind, ids="'D8'").replace("backend: Backend", ""))
+    (small.suite / "test_every.py").unlink()
+    small.add("test_every.py", text)
+    assert small.forebay("conform", "sim", "--profile", profile).code == 0
+    said = small.forebay("conform", "limited", "--profile", profile, path=elsewhere)
+    assert said.code == 2
+    assert f"D8: in force in contract {catalogue().version}, and limited is asked {what} of it" in said.err
+
+
 @pytest.mark.clause("G1")
 def test_smoke_asks_every_clause_once_and_rather_without_drawing(small: Small) -> None:
     small.add(

@@ -90,6 +90,44 @@ def test_differs(backend: Backend) -> None:
     np.testing.assert_array_equal(np.array([1, 2]), np.array([1, 3]))
 
 
+def holds(n: int) -> bool:
+    try:
+        assert n in [2]
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.clause("D2")
+def test_compares_in_vain(backend: Backend) -> None:
+    assert not holds(1)
+
+
+@pytest.mark.clause("D2")
+def test_holds_in_vain(backend: Backend) -> None:
+    assert holds(3)
+
+
+@pytest.mark.clause("D2")
+def test_holds_in_part(backend: Backend) -> None:
+    assert holds(2) and not holds(
+        5
+    ) and holds(
+        7
+    )
+
+
+@pytest.mark.clause("D2")
+def test_compares_over_lines(backend: Backend) -> None:
+    assert [
+        backend.name,
+        2,
+    ] == [
+        "another",
+        3,
+    ]
+
+
 @pytest.mark.refuses("D8")
 def test_is_not_refused(backend: Backend) -> None:
     with pytest.raises(Unsupported):
@@ -110,6 +148,10 @@ EXPECTED = {
     "test_leaves_a_mess": "fail",
     "test_draws": "fail",
     "test_differs": "fail",
+    "test_compares_in_vain": "pass",
+    "test_holds_in_vain": "fail",
+    "test_holds_in_part": "fail",
+    "test_compares_over_lines": "fail",
     "test_is_not_refused": "fail",
 }
 
@@ -138,8 +180,8 @@ def test_every_test_has_its_outcome(judged: Any) -> None:
     _, said, record = judged
     assert {name: result["outcome"] for name, result in results(record).items()} == EXPECTED
     assert (said.code, record["verdict"]) == (1, "failed")
-    assert record["summary"] == {"pass": 2, "fail": 11, "refused": 2, "waived": 0, "not-run": 0, "total": 15}
-    assert "limited (full, a selection): failed: 2 pass, 11 fail, 2 refused" in said.out
+    assert record["summary"] == {"pass": 3, "fail": 14, "refused": 2, "waived": 0, "not-run": 0, "total": 19}
+    assert "limited (full, a selection): failed: 3 pass, 14 fail, 2 refused" in said.out
     assert "Traceback" not in said.out + said.err
 
 
@@ -172,6 +214,9 @@ def test_a_refusal_names_the_declared_limit(judged: Any) -> None:
     [
         ("test_fails[2]", "D2", "rows=2", "expected: == 1", "got: 2"),
         ("test_draws", "D3", "n=17", "expected: < 17", "got: 17"),
+        ("test_holds_in_vain", "D2", "none", "expected: assert holds(3)", "got: assert False"),
+        ("test_holds_in_part", "D2", "none", "expected: assert holds(2) and not", "got: assert ("),
+        ("test_compares_over_lines", "D2", "none", "expected: == ['another', 3]", "got: ['limited', 2]"),
         ("test_differs", "D4", "none: the test has one case", "expected: array([1, 3])", "got: array([1, 2])"),
         ("test_is_not_refused", "D8", "none", "Unsupported", "got: no error"),
         ("test_leaves_a_mess", "D2", "none", "no error from: raise RuntimeError", "got: RuntimeError: not cleaned up"),

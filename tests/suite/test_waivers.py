@@ -53,12 +53,29 @@ def judge(failing: Small, *waivers: dict[str, Any]) -> Any:
 @pytest.mark.clause("G2")
 def test_a_waiver_excuses_one_test_on_one_device(failing: Small) -> None:
     said, record = judge(failing, WAIVER)
-    assert (said.code, record["verdict"]) == (0, "conformant")
+    assert (said.code, record["verdict"]) == (0, "conformant with waivers")
+    assert "sim (full): conformant with waivers: " in said.out
+    assert ", 1 waived" in said.out
     assert record["summary"] == {"pass": 6, "fail": 0, "refused": 0, "waived": 1, "not-run": 0, "total": 7}
     (waived,) = [result for result in record["results"] if result["outcome"] == "waived"]
     assert (waived["test"], waived["message"]) == (WAIVER["test"], "AssertionError: assert 1 == 2")
     assert record["waivers"] == [{**WAIVER, "expiry": str(WAIVER["expiry"]), "state": "used"}]
     assert failing.forebay("conform", "--verify", "record.json").code == 0
+
+
+@pytest.mark.clause("G2")
+def test_a_waived_test_shows_no_clause(failing: Small) -> None:
+    """A clause whose every test is waived was not shown, however good the reasons are."""
+    every = ("test_every.py::test_decode[direct]", "test_every.py::test_decode[gather]")
+    text = (failing.suite / "test_every.py").read_text(encoding="utf-8")
+    text = text.replace("        s.check(path=path)", "        s.check(path=path)\n    raise AssertionError('known')")
+    (failing.suite / "test_every.py").write_text(text, encoding="utf-8")
+    waived = [{**WAIVER, "test": test, "clause": "D6"} for test in every]
+    said, record = judge(failing, WAIVER, *waived)
+    assert (said.code, record["verdict"], record["summary"]["fail"]) == (1, "failed", 0)
+    assert "clause D6 was never shown: 2 waived" in record["problems"]
+    assert not any("clause D5" in problem for problem in record["problems"])
+    assert failing.forebay("conform", "--verify", "record.json").out.endswith("record.json: valid\n")
 
 
 @pytest.mark.clause("G2")

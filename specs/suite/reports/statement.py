@@ -9,7 +9,9 @@ from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, n
 
 _VERDICTS = {
     "conformant": "CONFORMANT: every test of the full profile was run, and none failed.",
+    "conformant with waivers": "CONFORMANT WITH WAIVERS: every test of the full profile was run, and {waived} failed and {are} waived.",
     "passed": "NOT A FULL RUN: what was asked passed; conformance is stated by a complete run of the full profile alone.",
+    "passed with waivers": "NOT A FULL RUN: of what was asked {waived} failed and {are} waived; the rest passed.",
     "failed": "NOT CONFORMANT.",
 }
 _LISTED = {"refused": 10, "waived": 4, "fail": 3, "not-run": 3, "problem": 3}
@@ -30,7 +32,7 @@ def statement(record: Record) -> str:
     lines = [
         f"# Conformance statement: {_line(named(record))}",
         "",
-        f"**{_VERDICTS[record['verdict']]}**",
+        f"**{_VERDICTS[record['verdict']].format(waived=counts['waived'], are='is' if counts['waived'] == 1 else 'are')}**",
         "",
         f"- Run {_line(ran_on(record))}",
         f"- Contract {record['spec_version']}, suite {record['suite_hash'][:16]}, profile {record['profile']}"

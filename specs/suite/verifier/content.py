@@ -50,6 +50,8 @@ def _verdict_faults(record: Record) -> Iterator[str]:
         counts["fail"] or counts["not-run"] or wrong or record["stopped"] or record["backend"] is None or not counts
     )
     right = "failed" if failed else "conformant" if record["profile"] == "full" and record["complete"] else "passed"
+    if counts["waived"] and not failed:
+        right += " with waivers"
     if record["verdict"] != right:
         because = f" ({wrong[0]})" if wrong else f" ({record['stopped']})" if record["stopped"] else ""
         yield f"its verdict is {record['verdict']!r}, its content says {right!r}{because}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from typing import Any, Final
 
 from forebay.specs.clauses import catalogue
-from forebay.specs.suite.verifier.whole import NEVER_REFUSED
+from forebay.specs.suite.verifier.whole import MAY_BE_REFUSED, NEVER_REFUSED
 
 _ASKS_NOTHING: Final = ("None", "False")
 """Values, as texts, that no declared limit can refuse."""
@@ -75,6 +76,8 @@ def _refusal_faults(result: Result, record: Record) -> Iterator[str]:
         return
     if refusal["message"] != result["message"]:
         yield f"{where} with two messages, {refusal['message']!r} and {result['message']!r}"
+    if not _is_host_check(refusal["raised_in"]):
+        yield f"{where} in {refusal['raised_in']}, where no check of the contract or the runtime is"
     name, value = refusal["capability"], refusal["value"]
     declared, core = backend["capabilities"][name], NEVER_REFUSED.get(name, ())
     number = int(value) if value.isdecimal() and len(value) <= 20 else None
@@ -84,6 +87,18 @@ def _refusal_faults(result: Result, record: Record) -> Iterator[str]:
         yield f"{where} for {name}={value}, which the backend declares to support"
     elif isinstance(declared, int) and declared is not False and number is not None and number <= declared:
         yield f"{where} for {name}={value}, which is within the declared {declared}"
+    if name.startswith("max_") and number is None:
+        yield f"{where} for {name}={value}, which is no number"
+    if name not in (*MAY_BE_REFUSED, *NEVER_REFUSED):
+        yield f"{where} for {name}={value}, which is no limit of what can be asked"
     small = name.startswith("max_") and number is not None and core and number <= max(core)
     if small or value in map(str, core) or any(each is True for each in core):
         yield f"{where} for {name}={value}, which is of the core and cannot be refused"
+
+
+def _is_host_check(module: str) -> bool:
+    """Whether a module checks calls in front of a driver: one of the contract's own, or any of the runtime."""
+    package, _, name = module.rpartition(".")
+    if package == "forebay.specs":
+        return name.isidentifier() and resources.files(package).joinpath(f"{name}.py").is_file()
+    return module.startswith("forebay.runtime.")

@@ -223,7 +223,7 @@ _RESULT: Final = _fields(
         "seconds": NUMBER,
         "message": TEXT,
         "failure": _maybe(_fields({"input": TEXT, "expected": TEXT, "got": TEXT})),
-        "refusal": _maybe(_fields({"capability": SAYING, "value": TEXT, "message": TEXT})),
+        "refusal": _maybe(_fields({"capability": SAYING, "value": TEXT, "message": TEXT, "raised_in": SAYING})),
         "errors": _map_of(PAIR),
     }
 )
@@ -257,7 +257,7 @@ _RECORD: Final = _fields(
         "results": _list_of(_RESULT),
         "summary": _fields(dict.fromkeys((*KINDS, "total"), COUNT)),
         "problems": _TEXTS,
-        "verdict": _one_of("conformant", "passed", "failed"),
+        "verdict": _one_of("conformant", "conformant with waivers", "passed", "passed with waivers", "failed"),
         "digest": SAYING,
     }
 )

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from forebay.specs.clauses import catalogue
+
 NEVER_REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_dtypes": ("float32", "bfloat16"),
     "head_dims": (64, 128),
@@ -18,6 +20,11 @@ NEVER_REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "capture": (True,),
 }
 """The core, by capability: what every backend has to support."""
+MAY_BE_REFUSED: Final = (
+    *("layouts", "kv_dtypes", "head_dims", "block_sizes", "addressable", "sinks", "softcap"),
+    *("max_group", "max_query_len", "max_pool_elements"),
+)
+"""Capabilities that limit what a test can ask for."""
 _MUST_HAVE_RUN: Final = ("paged_decode", "gather", "write_kv", "stage")
 
 Record = Mapping[str, Any]
@@ -34,7 +41,7 @@ def problems_of(record: Record) -> list[str]:
     ]
     if not record["complete"] or record["stopped"] or backend is None:
         return found
-    return [*found, *_never_shown(record), *_never_launched(record)]
+    return [*found, *_never_shown(record), *_needless_rounding(record), *_never_launched(record)]
 
 
 def state_of(waiver: Mapping[str, str], record: Record) -> str:
@@ -74,7 +81,7 @@ def _never_shown(record: Record) -> Iterator[str]:
             for clause in result[kind]:
                 by_clause.setdefault(clause, Counter())[result["outcome"]] += 1
     for clause, outcomes in {**seen["refuses"], **seen["clauses"]}.items():
-        if not outcomes["pass"] and not outcomes["waived"]:
+        if not outcomes["pass"]:
             told = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in sorted(outcomes) if outcomes[outcome])
             yield f"clause {clause} was never shown: {told}"
 
@@ -84,3 +91,15 @@ def _never_launched(record: Record) -> Iterator[str]:
     for operation in _MUST_HAVE_RUN if record["profile"] == "full" else ():
         if not launches.get(operation) and not record["delegated"].get(operation):
             yield f"no launch of {operation} was counted, of the backend's own kernels or delegated to numpy"
+
+
+def _needless_rounding(record: Record) -> Iterator[str]:
+    """A claim of tf32, which allows larger errors, beside none that is larger than float32 may have."""
+    errors = [result["errors"]["float32"][0] for result in record["results"] if "float32" in result["errors"]]
+    allowed = catalogue().tolerances.limit["float32"]
+    claimed = record["backend"]["capabilities"]["tf32"]
+    if record["profile"] == "full" and claimed and errors and max(errors) <= allowed:
+        yield (
+            f"tf32 is claimed, and the largest error in float32, {max(errors):.2e}, is within {allowed:g}, which is allowed "
+            "without it; take the claim out"
+        )
