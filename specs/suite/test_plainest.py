@@ -31,7 +31,7 @@ def test_one_request_in_one_block(backend: Backend) -> None:
 
 
 PROMPT, TOKENS = [226, 43, 221, 148, 110], [147, 117, 158, 91, 52, 92, 92, 92]
-"""A prompt of the suite's model, and what float64 arithmetic on its weights continues it with: each best by 0.33 of a logit at least."""
+"""A prompt of the suite's model, and what float64 arithmetic on its weights gives: each token best by 0.33 or more."""
 
 
 @pytest.mark.clause("C11")
