@@ -228,7 +228,7 @@ def _seed_and_judge(
 
         wanted = broken or ({fault.clause} if clauses and fault.clause else ())
         files = dict.fromkeys(file for clause in wanted for file in files_of(clause, clauses))
-        scope = "clause" if fault.clause and clauses else "all"
+        scope: Literal["clause", "all"] = "clause" if fault.clause and clauses else "all"
         said = vars(judge(fault, scope, list(files), wanted=wanted, tell=there.send))
         if scope == "clause" and not said["failed"] and not said["plain_failed"] and not said["error"]:
             there.send(WHOLE)

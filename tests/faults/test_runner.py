@@ -114,7 +114,7 @@ def test_a_process_that_does_not_end_is_reported_with_the_test_it_was_in(where: 
 
 def test_a_suite_that_falls_without_a_fault_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that falls on this machine anyway would catch every fault of its clause; tests of other clauses are nobody's concern."""
-    monkeypatch.setattr(runner, "UNSEEDED", dataclasses.replace(runner.UNSEEDED, patches=(WINDOW,)))
+    monkeypatch.setattr(runner, "UNSEEDED", dataclasses.replace(catalogue.UNSEEDED, patches=(WINDOW,)))
     with pytest.raises(
         InvalidInput, match=r"no fault was seeded, and the suite does not pass: test_decode\.py::.*window"
     ):
