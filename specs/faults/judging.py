@@ -86,10 +86,10 @@ class Judge:
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = plain + rest
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Say which test begins."""
-        file, _, test = nodeid.partition("::")
-        self._tell(f"{Path(file).name}::{test}")
+        self._tell(name_of(item))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_assertrepr_compare(self, left: object, right: object) -> None:

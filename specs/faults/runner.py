@@ -111,7 +111,9 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
 
 def _check_unseeded(result: Result) -> None:
     if result.verdict != "survived":
-        fallen = ", ".join(result.killed_by) or result.detail
+        names = list(result.killed_by)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        fallen = ", ".join(names[:3]) + more if names else result.detail
         raise InvalidInput(
             f"no fault was seeded, and the suite does not pass: {fallen}; see forebay conform sim, and mend that first"
         )

@@ -96,7 +96,7 @@ def test_a_process_that_dies_is_reported() -> None:
     ("where", "verdict", "says"),
     [
         ("True", "too coarse", "in test_plainest.py::test_one_request_in_one_block"),
-        ("call.window", "no end", "in test_decode.py::test_a_window_counts_the_current_token"),
+        ("call.window", "no end", "in test_capabilities.py::test_a_feature_works_exactly_where_it_is_claimed[window]"),
     ],
 )
 def test_a_process_that_does_not_end_is_reported_with_the_test_it_was_in(where: str, verdict: str, says: str) -> None:
@@ -116,7 +116,8 @@ def test_a_suite_that_falls_without_a_fault_stops_everything(monkeypatch: pytest
     """A test that falls on this machine anyway would catch every fault of its clause; tests of other clauses are nobody's concern."""
     monkeypatch.setattr(runner, "UNSEEDED", dataclasses.replace(catalogue.UNSEEDED, patches=(WINDOW,)))
     with pytest.raises(
-        InvalidInput, match=r"no fault was seeded, and the suite does not pass: test_decode\.py::.*window"
+        InvalidInput,
+        match=r"no fault was seeded, and the suite does not pass: test_capabilities\.py::.* and \d+ more; see",
     ):
         judged("D9", Patch(ATTENTION, "call.softcap is not None", "call.softcap == 0"))
     assert judged("D12", NOTHING).verdict == "survived"
