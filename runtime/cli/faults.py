@@ -28,7 +28,8 @@ def faults(
 ) -> None:
     """Prove the suite: each seeded fault must make a test of its clause fail, and leave the plainest run right.
 
-    Exit status 1 where a fault survives, is caught by another clause's tests only, breaks the plainest run or no longer applies.
+    Exit status 1 where a fault survives, is caught by another clause's tests only, breaks the plainest run, comes to no end or
+    no longer applies; 2 where the suite falls without any fault.
     """
     # Imported here: the suite needs pytest and hypothesis, which the other commands do without.
     try:

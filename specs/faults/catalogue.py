@@ -99,6 +99,11 @@ class Fault:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
+UNSEEDED: Final = Fault("unseeded", "", "Nothing is patched: what falls here falls by no fault.", ())
+PLAINEST: Final = "test_plainest.py"
+"""Tests of one request, one block, contiguous NHD, alone and through an engine: a fault that breaks them is too coarse."""
+
+
 @functools.cache
 def faults() -> Mapping[str, Fault]:
     """Every fault by id, in the order of the files' names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,15 +13,12 @@ from typing import Any, Final, Literal
 import hypothesis
 import pytest
 
-from forebay.specs.faults.catalogue import Fault
+from forebay.specs.faults.catalogue import PLAINEST, Fault
 from forebay.specs.faults.evidence import Compared, about
 from forebay.specs.suite.collected import name_of
 
 BACKEND: Final = "sim"
 PACKAGE: Final = "forebay.specs.suite"
-PLAINEST: Final = "test_plainest.py"
-"""Tests of one request, one block, contiguous NHD: a fault that breaks them is too coarse."""
-
 
 Scope = Literal["clause", "first", "all"]
 
@@ -57,11 +54,13 @@ class Collector:
 
 
 class Judge:
-    """A pytest plugin that picks the tests of a clause, or all, and keeps what fell."""
+    """A pytest plugin that picks the tests of some clauses, or all, and keeps what fell; ``tell`` gets each test that begins."""
 
-    def __init__(self, fault: Fault, scope: Scope) -> None:
+    def __init__(self, fault: Fault, scope: Scope, wanted: Collection[str], tell: Callable[[str], None]) -> None:
         self._fault = fault
         self._scope = scope
+        self._wanted = frozenset(wanted)
+        self._tell = tell
         self._compared: Compared | None = None
         self.judgement = Judgement()
         self.killed = False
@@ -81,11 +80,16 @@ class Judge:
         """Leave the plainest tests, first, and those of the clause, the cheap ones before the others."""
         plain = [item for item in items if _is_plain(item)]
         rest = [item for item in items if not _is_plain(item)]
-        if self._scope == "clause":
-            rest = sorted((item for item in rest if self._fault.clause in clauses_of(item)), key=_cost)
+        if self._wanted:
+            rest = sorted((item for item in rest if self._wanted & set(clauses_of(item))), key=_cost)
         kept = {*plain, *rest}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = plain + rest
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Say which test begins."""
+        self._tell(name_of(item))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_assertrepr_compare(self, left: object, right: object) -> None:
@@ -137,12 +141,24 @@ def files_of(clause: str, clauses: Mapping[str, list[str]]) -> list[str]:
     return [f"{PACKAGE}.{Path(name).stem}" for name in dict.fromkeys(named)]
 
 
-def judge(fault: Fault, scope: Scope, modules: Sequence[str] = ()) -> Judgement:
+def nobody(test: str) -> None:
+    """Tell nobody which test begins."""
+
+
+def judge(
+    fault: Fault,
+    scope: Scope,
+    modules: Sequence[str] = (),
+    *,
+    wanted: Collection[str] = (),
+    tell: Callable[[str], None] = nobody,
+) -> Judgement:
     """Run the suite, or ``modules`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped.
 
-    ``scope`` says which tests: those of the fault's clause up to the first that catches it, all up to the first that falls, or all.
+    ``scope`` says how far: up to the first test that catches the fault, up to the first that falls, or through all; ``wanted`` which
+    tests: those of these clauses, or every one. ``tell`` is called with the name of each test that begins.
     """
-    judge_plugin = Judge(fault, scope)
+    judge_plugin = Judge(fault, scope, wanted, tell)
     ended = _pytest(modules or [PACKAGE], judge_plugin)
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:

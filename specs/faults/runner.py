@@ -9,22 +9,26 @@ import multiprocessing
 import multiprocessing.connection
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from forebay.specs.errors import InvalidInput
-from forebay.specs.faults.catalogue import Fault
+from forebay.specs.faults.catalogue import PLAINEST, UNSEEDED, Fault
 from forebay.specs.faults.seeding import check_applies, seed
 
-Verdict = Literal["killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
+Verdict = Literal[
+    "killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "no end", "does not apply"
+]
 TIMEOUT_S: Final = 240.0
 FULL_TIMEOUT_S: Final = 1200.0
 """Longest time of one fault, for the tests of its clause and for the whole suite, on a machine that does other work too."""
 OWN: Final = Path(__file__).resolve().parents[2]
 """The folder of the package."""
+WHOLE: Final = "the whole suite"
+"""What a process sends instead of a test's name, when no test of the clause fell."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -33,7 +37,8 @@ class Result:
     """What became of one fault.
 
     Attributes:
-        verdict: ``killed otherwise`` by tests of its clause, but not by its counter, or its pair by nothing but that counter.
+        verdict: ``killed otherwise`` by tests of its clause, but not by its counter, or its pair by nothing but that counter; ``no
+            end`` where a test ran into the time limit: a fault that hangs it, or a slow machine, which is no proof of either.
         killed_by: tests that fell, by id, with the clauses they carry.
         detail: what else there is to say: the error, the plainest test that fell, a timeout.
         about: by test that fell, the names its failed assertion is about.
@@ -65,14 +70,23 @@ class Result:
 def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: float | None = None) -> Iterator[Result]:
     """Seed each fault, ``workers`` at a time; results as they come.
 
-    ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it.
+    ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it. The same tests run once
+    without a fault, among the first; no result is given before that has passed.
+
+    Raises:
+        InvalidInput: a test falls, or comes to no end, without any fault: it would "catch" every fault of its clause.
     """
-    waiting, running = list(faults), list[_Running]()
-    clauses = {} if everything or not faults else _warmed()
+    if not faults:
+        return
+    waiting, running, held = list(faults), list[_Running](), list[Result]()
+    clauses = {} if everything else _warmed()
     if timeout_s is None:
         timeout_s = FULL_TIMEOUT_S if everything else TIMEOUT_S
+    passed = False
     gc.freeze()
     try:
+        broken = {fault.clause for fault in faults}
+        running.append(_Running(UNSEEDED, clauses, max(timeout_s, FULL_TIMEOUT_S), () if everything else broken))
         while waiting or running:
             while waiting and len(running) < workers:
                 running.append(_Running(waiting.pop(0), clauses, timeout_s))
@@ -81,18 +95,35 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
                 result = one.result()
                 if result is not None:
                     running.remove(one)
-                    yield result
+                    if result.fault is UNSEEDED:
+                        _check_unseeded(result)
+                        passed = True
+                    else:
+                        held.append(result)
+            if passed:
+                yield from held
+                held.clear()
     finally:
         gc.unfreeze()
         for one in running:
             one.stop()
 
 
+def _check_unseeded(result: Result) -> None:
+    if result.verdict != "survived":
+        names = list(result.killed_by)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        fallen = ", ".join(names[:3]) + more if names else result.detail
+        raise InvalidInput(
+            f"no fault was seeded, and the suite does not pass: {fallen}; see forebay conform sim, and mend that first"
+        )
+
+
 def _warmed() -> dict[str, list[str]]:
     """The clauses of every test of the suite.
 
-    The suite is collected in a process of its own; what that imports of other people's libraries is imported here too, so that it need
-    not be in the process of each fault.
+    The suite is collected, and its plainest tests run, in a process of its own; what that imports of other people's libraries is
+    imported here too, so that it need not be in the process of each fault.
     """
     end, there = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_collect, args=(there,))
@@ -110,10 +141,11 @@ def _warmed() -> dict[str, list[str]]:
 
 
 def _collect(there: multiprocessing.connection.Connection) -> None:
-    from forebay.specs.faults.judging import collect
+    from forebay.specs.faults.judging import collect, files_of, judge
 
     before = set(sys.modules)
     clauses = collect()
+    judge(UNSEEDED, "all", files_of("", clauses))
     there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)]))
     there.close()
 
@@ -125,32 +157,46 @@ def _is_of_others(name: str) -> bool:
 
 
 class _Running:
-    """One fault in its process."""
+    """One fault in its process, or none: then the tests of the clauses ``broken`` run, all of them if there is none."""
 
-    def __init__(self, fault: Fault, clauses: Mapping[str, list[str]], timeout_s: float) -> None:
+    def __init__(
+        self, fault: Fault, clauses: Mapping[str, list[str]], timeout_s: float, broken: Collection[str] = ()
+    ) -> None:
         self._fault, self._timeout_s = fault, timeout_s
         self._began = time.monotonic()
+        self._at = ""
         self.end, there = _FORK.Pipe(duplex=False)
-        self._process = _FORK.Process(target=_seed_and_judge, args=(fault, clauses, there))
+        self._process = _FORK.Process(target=_seed_and_judge, args=(fault, clauses, tuple(broken), there))
         self._process.start()
         there.close()
 
     def result(self) -> Result | None:
         """The result, or None while there is none."""
         seconds = round(time.monotonic() - self._began, 1)
-        if self.end.poll():
-            try:
-                said = self.end.recv()
-            except EOFError:
-                said = {"error": f"the process died (exit code {self._joined()})"}
-        elif seconds > self._timeout_s:
+        said = self._said()
+        if said is None and seconds > self._timeout_s:
             self._process.kill()
-            said = {"error": f"no end within {self._timeout_s:g} s"}
-        else:
+            said = {"error": f"no end within {self._timeout_s:g} s, in {self._at or 'its import'}", "hung": self._at}
+        if said is None:
             return None
         self._joined()
         self.end.close()
         return _result(self._fault, said, seconds)
+
+    def _said(self) -> dict[str, Any] | None:
+        """What the process said in the end; None while it says no more than which test it is at."""
+        while self.end.poll():
+            try:
+                said = self.end.recv()
+            except EOFError:
+                return {"error": f"the process died (exit code {self._joined()}), in {self._at or 'its import'}"}
+            if isinstance(said, dict):
+                return said
+            if said == WHOLE:  # no test of its clause fell: to tell who else catches it takes as long as the suite does
+                self._timeout_s = max(self._timeout_s, FULL_TIMEOUT_S)
+            else:
+                self._at = said
+        return None
 
     def stop(self) -> None:
         """End the process, whatever it is at."""
@@ -164,9 +210,15 @@ class _Running:
 
 
 def _seed_and_judge(
-    fault: Fault, clauses: Mapping[str, list[str]], there: multiprocessing.connection.Connection
+    fault: Fault,
+    clauses: Mapping[str, list[str]],
+    broken: Collection[str],
+    there: multiprocessing.connection.Connection,
 ) -> None:
-    """The child process: nothing of Forebay that a fault may patch is kept from the parent. Without ``clauses`` it runs everything."""
+    """The child process: nothing of Forebay that a fault may patch is kept from the parent. Without ``clauses`` it runs everything.
+
+    It sends the name of each test that begins, and in the end a dictionary.
+    """
     try:
         check_applies(fault)
     except InvalidInput as error:
@@ -176,9 +228,13 @@ def _seed_and_judge(
         seed(fault)
         from forebay.specs.faults.judging import files_of, judge
 
-        said = vars(judge(fault, "clause", files_of(fault.clause, clauses)) if clauses else judge(fault, "all"))
-        if clauses and not said["failed"] and not said["plain_failed"] and not said["error"]:
-            said = vars(judge(fault, "first"))
+        wanted = broken or ({fault.clause} if clauses and fault.clause else ())
+        files = dict.fromkeys(file for clause in wanted for file in files_of(clause, clauses))
+        scope: Literal["clause", "all"] = "clause" if fault.clause and clauses else "all"
+        said = vars(judge(fault, scope, list(files), wanted=wanted, tell=there.send))
+        if scope == "clause" and not said["failed"] and not said["plain_failed"] and not said["error"]:
+            there.send(WHOLE)
+            said = vars(judge(fault, "first", tell=there.send))
     except Exception as error:  # noqa: BLE001  # whatever a fault breaks is what there is to say of it
         said = {"error": f"{type(error).__name__}: {error}"}
     there.send(said)
@@ -188,6 +244,9 @@ def _seed_and_judge(
 def _result(fault: Fault, said: dict[str, Any], seconds: float) -> Result:
     plain, failed, error = said.get("plain_failed", []), said.get("failed", {}), said.get("error", "")
     made = Result(fault, "killed", failed, said.get("ran", 0), seconds, about=said.get("about", {}))
+    hung = said.get("hung", "")
+    if hung and not hung.startswith(PLAINEST):
+        return dataclasses.replace(made, verdict="no end", detail=f"{error}; the plainest run had ended")
     verdict, detail = _verdict(made, plain, "" if said.get("applies", True) else error, error)
     return dataclasses.replace(made, verdict=verdict, detail=detail)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,3 +28,20 @@ def test_one_request_in_one_block(backend: Backend) -> None:
     k, _ = pool.read(0, WriteLoc.slots(int32(16, 17), physical=True))
     np.testing.assert_array_equal(backend.to_host(k), rows)
     backend.release(pool)
+
+
+PROMPT, TOKENS = [226, 43, 221, 148, 110], [147, 117, 158, 91, 52, 92, 92, 92]
+"""A prompt of the suite's model, and what float64 arithmetic on its weights gives: each token best by 0.33 or more."""
+
+
+@pytest.mark.clause("C11")
+@pytest.mark.parametrize("options", [{"arm": "eager"}, {"capture": "auto"}], ids=["eager", "captured"])
+def test_one_request_through_an_engine(
+    backend: Backend, make_engine: Callable[..., Any], runtime: ModuleType, options: dict[str, Any]
+) -> None:
+    """Its first request: right tokens, every receipt as it should be, and an engine that closes."""
+    engine = make_engine(backend, slots=1, block_size=32, max_len=32, **options)
+    params = runtime.SamplingParams(max_tokens=len(TOKENS), ignore_eos=True)
+    assert list(engine.generate([PROMPT], params)[0].token_ids) == TOKENS
+    assert engine.report()["engine"]["reseeds"] == 0
+    engine.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forebay.runtime.cli import app
+from forebay.specs.errors import InvalidInput
 from forebay.specs.faults import catalogue, matrix, results, runner
 from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.results import Results
@@ -88,12 +89,38 @@ def test_a_process_that_dies_is_reported() -> None:
     result = judged("D9", DEAD)
     assert result.verdict == "too coarse"
     assert "died" in result.detail
+    assert "in test_plainest.py::test_one_request_in_one_block" in result.detail
 
 
-def test_a_process_that_does_not_end_is_reported() -> None:
-    slow = Patch(ATTENTION, "    outs[0].put(out)", "    import time; time.sleep(60)")
-    (result,) = seed([Fault("test.slow", "D9", "t", (slow,))], everything=False, workers=1, timeout_s=4)
-    assert "no end within 4 s" in result.detail
+@pytest.mark.parametrize(
+    ("where", "verdict", "says"),
+    [
+        ("True", "too coarse", "in test_plainest.py::test_one_request_in_one_block"),
+        ("call.window", "no end", "in test_capabilities.py::test_a_feature_works_exactly_where_it_is_claimed[window]"),
+    ],
+)
+def test_a_process_that_does_not_end_is_reported_with_the_test_it_was_in(where: str, verdict: str, says: str) -> None:
+    """It is no kill: on a slow machine a fault that nobody catches comes to no end either."""
+    slow = Patch(
+        ATTENTION,
+        "    outs[0].put(out)",
+        f"    if {where}:\n        import time; time.sleep(600)\n    outs[0].put(out)",
+    )
+    (result,) = seed([Fault("test.slow", "D9", "t", (slow,))], everything=False, workers=2, timeout_s=20)
+    assert (result.verdict, result.good) == (verdict, False)
+    assert "no end within 20 s" in result.detail
+    assert says in result.detail
+
+
+def test_a_suite_that_falls_without_a_fault_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that falls on this machine anyway would catch every fault of its clause; tests of other clauses are nobody's concern."""
+    monkeypatch.setattr(runner, "UNSEEDED", dataclasses.replace(catalogue.UNSEEDED, patches=(WINDOW,)))
+    with pytest.raises(
+        InvalidInput,
+        match=r"no fault was seeded, and the suite does not pass: test_capabilities\.py::.* and \d+ more; see",
+    ):
+        judged("D9", Patch(ATTENTION, "call.softcap is not None", "call.softcap == 0"))
+    assert judged("D12", NOTHING).verdict == "survived"
 
 
 def test_the_matrix_counts_what_fell(tmp_path: Path) -> None:
@@ -116,7 +143,8 @@ def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verdict", ["survived", "killed by another clause", "killed otherwise", "too coarse", "does not apply"]
+    "verdict",
+    ["survived", "killed by another clause", "killed otherwise", "too coarse", "no end", "does not apply"],
 )
 def test_whatever_is_not_killed_fails_the_command(
     plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verdict: Verdict
