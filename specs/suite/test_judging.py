@@ -310,20 +310,28 @@ def written(backend: Backend) -> None:
         assert held(backend, pool, [G.block_size + 1]) == 1
 
 
+def noise(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal(shape)
+
+
 @pytest.mark.clause("G3")
-@pytest.mark.parametrize("asked", [decoded, written])
+@pytest.mark.parametrize(("asked", "answer"), [(decoded, np.zeros), (decoded, noise), (written, np.zeros)])
 def test_a_device_that_does_nothing_fails(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, asked: Callable[[Backend], None]
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: Callable[[Backend], None],
+    answer: Callable[[tuple[int, ...]], np.ndarray[Any, Any]],
 ) -> None:
-    """The judged backend, then the same one where no row is written and every answer is zero."""
+    """The judged backend, then the same one where no row is written and every answer is zero, or anything."""
     asked(backend)
     driver, xp = backend._driver, backend.xp
 
-    def zeros(call: Any) -> tuple[Any, Any]:
-        out = backend.to_device(np.zeros((*xp.shape(call.q)[:3], call.pool.geometry.value_dim), np.float32))
-        return out, backend.to_device(np.zeros(xp.shape(call.q)[:3], np.float32))
+    def answers(call: Any) -> tuple[Any, Any]:
+        rows = xp.shape(call.q)[:3]
+        out = backend.to_device(answer((*rows, call.pool.geometry.value_dim)).astype(np.float32))
+        return out, backend.to_device(answer(rows).astype(np.float32))
 
     monkeypatch.setattr(driver, "write_kv", lambda *_: None)
-    monkeypatch.setattr(driver, "paged_decode", zeros)
+    monkeypatch.setattr(driver, "paged_decode", answers)
     with pytest.raises((AssertionError, ForebayError)), np.errstate(invalid="ignore"):  # the poison stays where it was
         asked(backend)

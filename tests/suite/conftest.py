@@ -67,6 +67,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("limited", "head_dims=(8, 64, 128), sinks=False, max_query_len=2"),
         ("narrow", "head_dims=(8, 32)"),
         ("silent", "head_dims=(64, 128)"),
+        ("rounding", "tf32=True"),
     ):
         site.install(f"forebay-{name}", {name: LIMITED.format(name=name, declared=declared)}, version="2.5")
     for name, act in (("dying", "os._exit(7)"), ("killed", "os.kill(os.getpid(), 9)")):

@@ -51,6 +51,14 @@ def assert_told(said: Outcome, *parts: str) -> None:
         assert part in said.err
 
 
+def test_what_only_the_page_needs_is_asked_for_only_with_it(small: Small) -> None:
+    absent = "import sys; sys.modules.update(matplotlib=None, jinja2=None); " + PROGRAM
+    plain = small.python(absent, "conform", "sim", "--junit", "a.xml", "--statement", "a.md")
+    assert (plain.code, plain.err) == (0, "")
+    said = small.python(absent, "conform", "sim", "--html", "a.html")
+    assert_told(said, "conform needs jinja2, matplotlib: pip install 'forebay[suite]'")
+
+
 # -- where it runs ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forebay.specs.clauses import catalogue
 from tests.suite.small import Outcome, Small, make_small
 
 EVERY_OUTCOME = """
@@ -308,6 +309,19 @@ def test_a_clause_all_of_whose_tests_were_refused_is_not_shown(small: Small, els
     assert record["summary"]["fail"] == 0
     assert "clause D6 was never shown: 2 refused" in record["problems"]
     assert not any("clause S1" in problem for problem in record["problems"])
+
+
+@pytest.mark.clause("G2", "B4")
+def test_a_tolerance_that_is_claimed_in_vain_fails(small: Small, elsewhere: Path) -> None:
+    """Whoever claims tf32 is allowed errors 200 times as large: some error has to show the need."""
+    said, record = small.record(backend="rounding", path=elsewhere)
+    seen = record["tolerances"]["float32"]
+    assert (said.code, record["verdict"], record["summary"]["fail"]) == (1, "failed", 0)
+    assert seen["largest"] <= catalogue().tolerance("float32") < seen["limit"] == catalogue().tolerance("tf32")
+    (problem,) = record["problems"]
+    assert problem.startswith("tf32 is claimed, and the largest error in float32, ")
+    assert f"PROBLEM {problem}" in said.out
+    assert small.forebay("conform", "--verify", "record.json", path=elsewhere).code == 0
 
 
 @pytest.mark.clause("G2", "C9")
