@@ -17,10 +17,8 @@ from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, End
 from forebay.runtime.plugins import PluginManager
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
+from forebay.specs.suite.command import suite_arguments
 
-SUITE: Final = "forebay.specs.suite"
-PLUGINS: Final = ("forebay.specs.suite.plugin", "forebay.runtime.suite_plugin", "_hypothesis_pytestplugin")
-"""All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
 NEEDED: Final = ("pytest", "hypothesis", "matplotlib")
 SHOWN: Final = 20
 """Faults of a record that are printed at most."""
@@ -82,45 +80,6 @@ def conform(
         raise typer.Exit(INTERRUPTED)
     if made["verdict"] not in CONFORMING:
         raise typer.Exit(1 if made["backend"] is not None else 2)
-
-
-def suite_arguments(folder: Path, tests: list[str]) -> list[str]:
-    """pytest's arguments for the suite, or some tests of it, free of any configuration but an empty one in ``folder``.
-
-    Raises:
-        InvalidInput: a test is not named as a record names it.
-    """
-    root = _suite_folder()
-    for name in tests:
-        if "::" not in name or not (root / name.partition("::")[0]).is_file():
-            raise InvalidInput(
-                f"conform --test: got {name!r}, expected FILE::TEST with a file of the suite, as records name it"
-            )
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    arguments = [
-        "-q",
-        "--no-header",
-        "--tb=no",
-        "-r",
-        "",
-        "-c",
-        str(folder / "pytest.ini"),
-        "--rootdir",
-        str(root),
-        "-p",
-        "no:cacheprovider",
-        "--strict-markers",
-    ]
-    for plugin in PLUGINS:
-        arguments += ["-p", plugin]
-    return [*arguments, *(str(root / name) for name in tests or [""])]
-
-
-def _suite_folder() -> Path:
-    spec = importlib.util.find_spec(SUITE)
-    if spec is None or spec.origin is None:
-        raise InvalidInput(f"conform: {SUITE} is not installed; pip install --force-reinstall 'forebay[suite]'")
-    return Path(spec.origin).parent
 
 
 def _check_installed() -> None:
@@ -229,7 +188,7 @@ def _verify(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
 
         def collected(requested: str, profile: str) -> Asked:
-            command = [*PYTEST, *suite_arguments(Path(folder), [])]
+            command = [*PYTEST, *suite_arguments(Path(folder))]
             return collect(requested, profile, command, isolated_environment(Path(folder)))
 
         try:

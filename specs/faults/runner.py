@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ FULL_TIMEOUT_S: Final = 1200.0
 """Longest time of one fault, for the tests of its clause and for the whole suite, on a machine that does other work too."""
 OWN: Final = Path(__file__).resolve().parents[2]
 """The folder of the package."""
-_FORK: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,11 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
     """Seed each fault, ``workers`` at a time; results as they come.
 
     ``everything`` runs the whole suite on each; else the tests of its clause up to the first that catches it.
+
+    Raises:
+        InvalidInput: at the first result, on a system without fork.
     """
+    _fork()
     waiting, running = list(faults), list[_Running]()
     clauses = {} if everything or not faults else _warmed()
     if timeout_s is None:
@@ -88,14 +92,27 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
             one.stop()
 
 
+def _fork() -> multiprocessing.context.ForkContext:
+    """Processes that begin as copies of this one.
+
+    Raises:
+        InvalidInput: the system makes none.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InvalidInput(
+            f"seeding faults starts each from a copy of one process (fork), which {sys.platform} does not make; run it on Linux"
+        )
+    return multiprocessing.get_context("fork")
+
+
 def _warmed() -> dict[str, list[str]]:
     """The clauses of every test of the suite.
 
     The suite is collected in a process of its own; what that imports of other people's libraries is imported here too, so that it need
     not be in the process of each fault.
     """
-    end, there = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_collect, args=(there,))
+    end, there = _fork().Pipe(duplex=False)
+    process = _fork().Process(target=_collect, args=(there,))
     process.start()
     there.close()
     clauses: dict[str, list[str]]
@@ -130,8 +147,8 @@ class _Running:
     def __init__(self, fault: Fault, clauses: Mapping[str, list[str]], timeout_s: float) -> None:
         self._fault, self._timeout_s = fault, timeout_s
         self._began = time.monotonic()
-        self.end, there = _FORK.Pipe(duplex=False)
-        self._process = _FORK.Process(target=_seed_and_judge, args=(fault, clauses, there))
+        self.end, there = _fork().Pipe(duplex=False)
+        self._process = _fork().Process(target=_seed_and_judge, args=(fault, clauses, there))
         self._process.start()
         there.close()
 

@@ -14,7 +14,8 @@ import pytest
 
 from forebay.specs import Backend, Capabilities, ForebayError, InvalidInput, Unsupported
 from forebay.specs.clauses import catalogue
-from forebay.specs.suite.collected import FOLDER, check_whole
+from forebay.specs.suite.collected import check_whole
+from forebay.specs.suite.command import FOLDER
 from forebay.specs.suite.kv import held, new_pool, put, scene
 from forebay.specs.suite.outcome import Phase, judge_phase, judge_test
 from forebay.specs.suite.staging import G

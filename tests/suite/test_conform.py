@@ -166,7 +166,7 @@ def test_plain_pytest_says_the_same_of_a_record_that_cannot_be_written(records: 
         ("raise OSError('no libdevice')", "test_broken.py cannot be collected: OSError: no libdevice"),
         (
             "import nonesuch",
-            "test_broken.py cannot be collected: CollectError: ModuleNotFoundError: No module named 'nonesuch'",
+            "test_broken.py cannot be collected: ModuleNotFoundError: No module named 'nonesuch'",
         ),
     ],
 )

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from forebay.specs.suite.collected import FOLDER, check_ids, of_suite
+from forebay.specs.suite.collected import check_ids, of_suite
+from forebay.specs.suite.command import FOLDER
 
 
 def item(path: Path, kind: str, *ids: str) -> Any:
