@@ -42,6 +42,9 @@ def conform(
     select: Annotated[
         str, typer.Option("-k", metavar="WORDS", help="Only tests whose names match, as pytest's -k.")
     ] = "",
+    stall_s: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Kill a run in which no test begins or ends for so long.")
+    ] = 600.0,
     verify: Annotated[Path | None, typer.Option(metavar="FILE", help="Verify a record instead of judging.")] = None,
 ) -> None:
     """Judge a backend by the shared suite.
@@ -73,7 +76,7 @@ def conform(
         ):  # whatever happens now, nothing of an earlier run is taken for this one
             if old is not None:
                 old.unlink(missing_ok=True)
-        ended = run_pytest(command, isolated_environment(Path(folder)))
+        ended = run_pytest(command, isolated_environment(Path(folder)), progress=journal_of(path), stall_s=stall_s)
         made = _finished(path, ended)
     _write_reports(made, html=html, junit=junit, statement=statement)
     if ended.interrupted:
@@ -134,7 +137,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     entries = read_journal(journal) if journal.exists() else []
     if any(entry["entry"] == "run" for entry in entries):
         if not any(entry["entry"] == "stopped" for entry in entries):
-            entries.append({"entry": "stopped", "reason": f"its process {ended.told()}"})
+            entries.append({"entry": "stopped", "reason": f"its process {ended.told()}", "by_test": True})
         made = assemble(entries)
         write_record(made, path)
         journal.unlink()

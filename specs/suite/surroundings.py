@@ -34,7 +34,7 @@ def folder_of_suite(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
         _register(parent.config.pluginmanager, import_module(f"{PACKAGE}.provided"), str(path / "conftest.py"))
     elif path.resolve() != FOLDER.parent:
         return None
-    made: pytest.Dir = pytest.Dir.from_parent(parent, path=path)  # type: ignore[no-untyped-call]
+    made: pytest.Dir = pytest.Dir.from_parent(parent, path=path)
     return made
 
 

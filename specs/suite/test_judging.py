@@ -20,6 +20,7 @@ from forebay.specs.suite.kv import held, new_pool, put, scene
 from forebay.specs.suite.outcome import Phase, judge_phase, judge_test
 from forebay.specs.suite.staging import G
 from forebay.specs.suite.waivers import check_matched, load_waivers
+from forebay.specs.testing import doing
 
 TODAY = date(2030, 6, 15)
 WAIVER = {
@@ -183,18 +184,19 @@ def written(backend: Backend) -> None:
 
 @pytest.mark.clause("G3")
 @pytest.mark.parametrize("asked", [decoded, written])
-def test_a_device_that_does_nothing_fails(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, asked: Callable[[Backend], None]
-) -> None:
+def test_a_device_that_does_nothing_fails(backend: Backend, asked: Callable[[Backend], None]) -> None:
     """The judged backend, then the same one where no row is written and every answer is zero."""
     asked(backend)
-    driver, xp = backend._driver, backend.xp
+    xp = backend.xp
 
     def zeros(call: Any) -> tuple[Any, Any]:
         out = backend.to_device(np.zeros((*xp.shape(call.q)[:3], call.pool.geometry.value_dim), np.float32))
         return out, backend.to_device(np.zeros(xp.shape(call.q)[:3], np.float32))
 
-    monkeypatch.setattr(driver, "write_kv", lambda *_: None)
-    monkeypatch.setattr(driver, "paged_decode", zeros)
-    with pytest.raises((AssertionError, ForebayError)), np.errstate(invalid="ignore"):  # the poison stays where it was
+    nothing = doing(backend, write_kv=lambda *_: None, paged_decode=zeros)
+    with (
+        nothing,
+        pytest.raises((AssertionError, ForebayError)),
+        np.errstate(invalid="ignore"),
+    ):  # the poison stays where it was
         asked(backend)

@@ -18,7 +18,7 @@ from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.results import Results
 from forebay.specs.faults.runner import Result, Verdict
 from forebay.specs.faults.runner import run as seed
-from forebay.specs.suite.digest import suite_hash
+from forebay.specs.sources import suite_hash
 
 ATTENTION = "forebay.backends.sim.attention"
 WINDOW = Patch(
