@@ -22,7 +22,8 @@ PLUGIN: Final = f"{SUITE}.plugin"
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """Load the suite's plugin where an argument names the suite, a module of it, or a path in it."""
     known = early_config.known_args_namespace
-    named = known.file_or_dir or early_config.getini("testpaths") or [str(early_config.invocation_params.dir)]
+    # Values of options that are not known yet are among the places, so all that may be meant is looked at.
+    named = [*known.file_or_dir, *early_config.getini("testpaths"), str(early_config.invocation_params.dir)]
     if any(_names_suite(name, early_config.invocation_params.dir, pyargs=known.pyargs) for name in named):
         plugins = early_config.pluginmanager
         plugins.import_plugin(PLUGIN)

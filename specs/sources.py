@@ -1,4 +1,4 @@
-"""The digest over the sources that decide the verdict of a run: it ties a record, and the matrix of faults, to the suite that made it."""
+"""The digest over the sources that decide a verdict: it ties a record, and the matrix of faults, to the suite that made it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ JUDGING: Final[Mapping[str, tuple[str, ...]]] = {
     "specs": ("*.*", "suite/**/*.*"),
     "runtime": ("suite_entry.py", "suite_plugin.py", "suite_parts.py", "models/suite_model.py"),
 }
-"""By package: the contract with the checks and counts in front of every driver, the suite with its judge, reports and verifier, and what
-the runtime hands to it. The backends, the engine and the faults are what is judged."""
+"""By package: the contract with the checks and counts in front of every driver, the suite with its judge, reports and verifier, and
+what the runtime hands to it. The backends, the engine and the faults are what is judged."""
 
 
 def suite_hash() -> str:

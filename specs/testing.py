@@ -1,4 +1,4 @@
-"""For tests: backends that claim something else than their drivers do, decline captures, or act otherwise, for as long as a block lasts.
+"""For tests: backends that claim something else than their drivers do, decline captures, or act otherwise, within a block.
 
 The one module outside :class:`Backend` that reaches its driver.
 """

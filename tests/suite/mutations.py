@@ -46,7 +46,6 @@ class Mutation:
     of: str = "good"
 
 
-DIRECT, GATHER = (f"test_every.py::test_decode[{path}]" for path in ("direct", "gather"))
 NO_FAILURE = {"message": "", "failure": None}
 CORE_256 = "the core cannot be refused, and head_dims=(8, 256)"
 MUTATIONS = (
@@ -294,10 +293,10 @@ MUTATIONS = (
     ),
     Mutation(
         "what came later was asked",
-        f"{DIRECT} was running when it stopped, and {GATHER}, which comes after it, has an outcome",
+        f"{DECODE} was running when it stopped, and {GATHER}, which comes after it, has an outcome",
         both(
-            top(running=DIRECT, stopped=f"its process died with status 7, in {DIRECT}"),
-            become(DIRECT, "not-run", seconds=0.0, errors={}),
+            top(running=DECODE, stopped=f"its process died with status 7, in {DECODE}"),
+            become(DECODE, "not-run", seconds=0.0, errors={}),
         ),
         "crashed",
     ),
