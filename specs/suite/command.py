@@ -9,7 +9,7 @@ from typing import Final
 from forebay.specs.errors import InvalidInput
 
 FOLDER: Final = Path(__file__).resolve().parent
-PLUGINS: Final = ("forebay.specs.suite.plugin", "_hypothesis_pytestplugin")
+PLUGINS: Final = ("forebay.specs.suite.plugin", "hypothesispytest")
 """All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
 
 

@@ -275,7 +275,7 @@ def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None
     (small.work / "test_slow.py").write_text(test, encoding="utf-8")
     code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
     assert code == 0
-    assert "Ended(status=2, complaint='', interrupted=True)" in out
+    assert "Ended(status=2, complaint='', interrupted=True, stalled_s=None)" in out
 
 
 # -- devices that hang -----------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_a_suite_that_hangs_while_it_is_collected_is_no_verdict(small: Small) ->
 def test_progress_is_a_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time without a file counts; every byte more begins anew, however long it took in all."""
     now = 100.0
-    monkeypatch.setattr(suite_process.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     journal = tmp_path / "journal"
     progress = suite_process.Progress(journal)
     for text in ("", "a", "ab"):
