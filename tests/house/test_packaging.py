@@ -107,13 +107,13 @@ def test_what_every_pytest_loads_is_small_and_leaves_other_peoples_runs_alone(un
     (found,) = metadata.distributions(name="forebay", path=[str(unpacked)])
     (entry,) = (entry for entry in found.entry_points if entry.group == "pytest11")
     code = f"""
-import sys, pytest
-sys.modules.pop("numpy", None)
+import sys, os, pytest
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 before = set(sys.modules)
 import {entry.module}
-loaded = sorted(set(sys.modules) - before)
-code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "{entry.module}", "--collect-only", "--backend", "sim"])
-print("said", int(code), [name for name in loaded if not name.startswith("forebay")], "forebay.specs" in sys.modules)
+loaded = [name for name in set(sys.modules) - before if not name.startswith("forebay")]
+options = ["-q", "-p", "no:cacheprovider", "-p", "{entry.module}", "--collect-only"]
+print("said", int(pytest.main([*options, "--backend", "sim"])), loaded, "forebay.specs" in sys.modules)
 """
     assert "said 4 [] False" in python(unpacked, code)
 
