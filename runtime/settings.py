@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -33,13 +34,30 @@ TRUE_WORDS: Final = ("1", "true", "t", "yes", "y", "on")
 
 
 def isolated_environment(folder: Path) -> dict[str, str]:
-    """This process's environment for a child that runs pytest: without pytest's own variables and without plugins found by
-    themselves; hypothesis keeps its files in ``folder``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
+    """This process's environment for a child that runs pytest: without pytest's own variables, with assertions, and without plugins
+    found by themselves; hypothesis keeps its files in ``folder``."""
+    dropped = ("PYTEST_", "HYPOTHESIS_", "PYTHONOPTIMIZE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
     }
+
+
+@contextmanager
+def isolated(folder: Path) -> Iterator[None]:
+    """The same in this process, for children that are copies of it; what was there before is there again afterwards."""
+    before = dict(os.environ)
+    try:
+        _replace_environment(isolated_environment(folder))
+        yield
+    finally:
+        _replace_environment(before)
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import faults
 from forebay.specs.faults.matrix import MATRIX_JSON, MATRIX_PAGE, page
-from forebay.specs.suite.digest import suite_hash
+from forebay.specs.sources import suite_hash
 
 
 @pytest.fixture(scope="module")
