@@ -141,6 +141,7 @@ def test_long_query(backend: Backend) -> None:
         s.check()
 
 
+@pytest.mark.beyond_core  # so that smoke asks another
 @pytest.mark.clause("D5")
 @pytest.mark.parametrize("n", [1, 2])
 def test_wrong(backend: Backend, n: int) -> None:
@@ -178,7 +179,7 @@ def records(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Record
     waived = ("--waivers", "waivers.toml")
     runs: dict[str, tuple[str, tuple[str, ...]]] = {
         "good": ("limited", waived),
-        "smoke": ("limited", ("--profile", "smoke", *waived)),
+        "smoke": ("limited", ("--profile", "smoke")),
         "bad": ("limited", ()),
         "crashed": ("dying", waived),
         "away": ("away", ()),
