@@ -10,12 +10,13 @@ directory or the nearest folder above that has either. Where both are in one fol
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -40,6 +41,18 @@ def isolated_environment(folder: Path) -> dict[str, str]:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
     }
+
+
+@contextlib.contextmanager
+def restored_environment() -> Iterator[None]:
+    """Undo, at the end of the ``with`` block, every change that was made to this process's environment in it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 @dataclass(frozen=True)
