@@ -10,13 +10,13 @@ directory or the nearest folder above that has either. Where both are in one fol
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -34,25 +34,39 @@ TRUE_WORDS: Final = ("1", "true", "t", "yes", "y", "on")
 
 
 def isolated_environment(folder: Path) -> dict[str, str]:
-    """This process's environment for a child that runs pytest: without pytest's own variables and without plugins found by
-    themselves; hypothesis keeps its files in ``folder``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
+    """This process's environment for a child that runs pytest: without pytest's own variables, with assertions, and without plugins
+    found by themselves; hypothesis keeps its files in ``folder``."""
+    dropped = ("PYTEST_", "HYPOTHESIS_", "PYTHONOPTIMIZE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
     }
 
 
-@contextlib.contextmanager
+@contextmanager
 def restored_environment() -> Iterator[None]:
     """Undo, at the end of the ``with`` block, every change that was made to this process's environment in it."""
     before = dict(os.environ)
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+        _replace_environment(before)
+
+
+@contextmanager
+def isolated(folder: Path) -> Iterator[None]:
+    """As :func:`isolated_environment` in this process, for children that are copies of it; undone at the end of the ``with`` block."""
+    with restored_environment():
+        _replace_environment(isolated_environment(folder))
+        yield
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    """Set what differs and no more: a variable that stays as it is must not be missing for a moment in another thread."""
+    for name in set(os.environ) - set(variables):
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The runtime's pytest plugin: gives the shared suite the objects of this runtime, as fixtures.
+"""The runtime's fixtures for the shared suite: the objects of this runtime, for a session that runs the suite and no other.
 
 The suite imports nothing of the runtime. Vendor libraries and the runtime itself are imported once a test asks for a fixture.
 """

@@ -17,10 +17,8 @@ from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, End
 from forebay.runtime.plugins import PluginManager
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
+from forebay.specs.suite.command import suite_arguments
 
-SUITE: Final = "forebay.specs.suite"
-PLUGINS: Final = ("forebay.specs.suite.plugin", "forebay.runtime.suite_plugin", "_hypothesis_pytestplugin")
-"""All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
 NEEDED: Final = ("pytest", "hypothesis")
 NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
 SHOWN: Final = 20
@@ -45,6 +43,9 @@ def conform(
     select: Annotated[
         str, typer.Option("-k", metavar="WORDS", help="Only tests whose names match, as pytest's -k.")
     ] = "",
+    stall_s: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Kill a run in which no test begins or ends for so long.")
+    ] = 600.0,
     verify: Annotated[Path | None, typer.Option(metavar="FILE", help="Verify a record instead of judging.")] = None,
 ) -> None:
     """Judge a backend by the shared suite.
@@ -76,52 +77,13 @@ def conform(
         ):  # whatever happens now, nothing of an earlier run is taken for this one
             if old is not None:
                 old.unlink(missing_ok=True)
-        ended = run_pytest(command, isolated_environment(Path(folder)))
+        ended = run_pytest(command, isolated_environment(Path(folder)), progress=journal_of(path), stall_s=stall_s)
         made = _finished(path, ended)
     _write_reports(made, html=html, junit=junit, statement=statement)
     if ended.interrupted:
         raise typer.Exit(INTERRUPTED)
     if made["verdict"] not in CONFORMING:
         raise typer.Exit(1 if made["backend"] is not None else 2)
-
-
-def suite_arguments(folder: Path, tests: list[str]) -> list[str]:
-    """pytest's arguments for the suite, or some tests of it, free of any configuration but an empty one in ``folder``.
-
-    Raises:
-        InvalidInput: a test is not named as a record names it.
-    """
-    root = _suite_folder()
-    for name in tests:
-        if "::" not in name or not (root / name.partition("::")[0]).is_file():
-            raise InvalidInput(
-                f"conform --test: got {name!r}, expected FILE::TEST with a file of the suite, as records name it"
-            )
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    arguments = [
-        "-q",
-        "--no-header",
-        "--tb=no",
-        "-r",
-        "",
-        "-c",
-        str(folder / "pytest.ini"),
-        "--rootdir",
-        str(root),
-        "-p",
-        "no:cacheprovider",
-        "--strict-markers",
-    ]
-    for plugin in PLUGINS:
-        arguments += ["-p", plugin]
-    return [*arguments, *(str(root / name) for name in tests or [""])]
-
-
-def _suite_folder() -> Path:
-    spec = importlib.util.find_spec(SUITE)
-    if spec is None or spec.origin is None:
-        raise InvalidInput(f"conform: {SUITE} is not installed; pip install --force-reinstall 'forebay[suite]'")
-    return Path(spec.origin).parent
 
 
 def _check_installed(needed: Sequence[str]) -> None:
@@ -176,7 +138,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     entries = read_journal(journal) if journal.exists() else []
     if any(entry["entry"] == "run" for entry in entries):
         if not any(entry["entry"] == "stopped" for entry in entries):
-            entries.append({"entry": "stopped", "reason": f"its process {ended.told()}"})
+            entries.append({"entry": "stopped", "reason": f"its process {ended.told()}", "by_test": True})
         made = assemble(entries)
         write_record(made, path)
         journal.unlink()
@@ -230,7 +192,7 @@ def _verify(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
 
         def collected(requested: str, profile: str) -> Asked:
-            command = [*PYTEST, *suite_arguments(Path(folder), [])]
+            command = [*PYTEST, *suite_arguments(Path(folder))]
             return collect(requested, profile, command, isolated_environment(Path(folder)))
 
         try:

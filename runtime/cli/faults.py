@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.runtime.settings import isolated
 from forebay.specs.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from forebay.specs.faults.catalogue import Fault
+    from forebay.specs.faults.runner import Result
 
 
 def faults(
@@ -47,6 +55,8 @@ def faults(
         raise InvalidInput(
             f"--matrix {matrix}: expected an existing folder, --full, and no FAULT, for it is of all of them"
         )
+    if sys.flags.optimize:
+        raise InvalidInput("the suite judges by assertions: run python without -O and without PYTHONOPTIMIZE")
     results: list[runner.Result] = []
 
     def show(result: runner.Result, when: str = "") -> None:
@@ -56,14 +66,14 @@ def faults(
         print(f"{result.verdict:24} {result.fault.clause:4} {result.fault.id}  {said}{when}", flush=True)
 
     if matrix is None:
-        for result in runner.run(chosen, everything=full, workers=workers):
+        for result in _judged(chosen, full=full, workers=workers):
             show(result)
     else:
         with Results(matrix / matrices.PARTIAL) as kept:
             for result in kept.taken_up(chosen):
                 show(result, "  (an earlier run)")
             done = {result.fault.id for result in results}
-            for result in runner.run([f for f in chosen if f.id not in done], everything=full, workers=workers):
+            for result in _judged([f for f in chosen if f.id not in done], full=full, workers=workers):
                 kept.add(result)
                 show(result)
         matrices.write(results, matrix)
@@ -71,3 +81,11 @@ def faults(
     bad = [result for result in results if not result.good]
     print(f"{len(results)} faults, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
     raise typer.Exit(1 if bad else 0)
+
+
+def _judged(chosen: Sequence[Fault], *, full: bool, workers: int) -> Iterator[Result]:
+    """The results of seeding each; nothing of the machine's own pytest reaches the processes that judge."""
+    from forebay.specs.faults import runner
+
+    with tempfile.TemporaryDirectory(prefix="forebay-faults-") as folder, isolated(Path(folder)):
+        yield from runner.run(chosen, everything=full, workers=workers)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import hypothesis
 import pytest
@@ -16,9 +16,9 @@ import pytest
 from forebay.specs.faults.catalogue import PLAINEST, Fault
 from forebay.specs.faults.evidence import Compared, about
 from forebay.specs.suite.collected import name_of
+from forebay.specs.suite.command import suite_arguments
 
 BACKEND: Final = "sim"
-PACKAGE: Final = "forebay.specs.suite"
 
 Scope = Literal["clause", "first", "all"]
 
@@ -131,14 +131,14 @@ def clauses_of(item: pytest.Item) -> list[str]:
 def collect() -> dict[str, list[str]]:
     """The clauses of every test of the suite, by id."""
     collector = Collector()
-    _pytest([PACKAGE], collector, "--collect-only")
+    _pytest([], collector, "--collect-only")
     return collector.clauses
 
 
 def files_of(clause: str, clauses: Mapping[str, list[str]]) -> list[str]:
-    """Modules of the suite that hold the plainest tests or one of a clause; ``clauses`` are those of every test (:func:`collect`)."""
+    """Files of the suite that hold the plainest tests or one of a clause; ``clauses`` are those of every test (:func:`collect`)."""
     named = [PLAINEST, *(test.partition("::")[0] for test, carried in clauses.items() if clause in carried)]
-    return [f"{PACKAGE}.{Path(name).stem}" for name in dict.fromkeys(named)]
+    return list(dict.fromkeys(named))
 
 
 def nobody(test: str) -> None:
@@ -148,32 +148,30 @@ def nobody(test: str) -> None:
 def judge(
     fault: Fault,
     scope: Scope,
-    modules: Sequence[str] = (),
+    files: Sequence[str] = (),
     *,
     wanted: Collection[str] = (),
     tell: Callable[[str], None] = nobody,
 ) -> Judgement:
-    """Run the suite, or ``modules`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped.
+    """Run the suite, or ``files`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped.
 
     ``scope`` says how far: up to the first test that catches the fault, up to the first that falls, or through all; ``wanted`` which
     tests: those of these clauses, or every one. ``tell`` is called with the name of each test that begins.
     """
     judge_plugin = Judge(fault, scope, wanted, tell)
-    ended = _pytest(modules or [PACKAGE], judge_plugin)
+    ended = _pytest(files, judge_plugin)
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:
         made.error = f"no test ran: {ended}"
     return made
 
 
-def _pytest(modules: Sequence[str], plugin: object, *options: str) -> str:
+def _pytest(files: Sequence[str], plugin: object, *options: str) -> str:
     """Run pytest in a folder of its own; says how it ended."""
     with tempfile.TemporaryDirectory() as folder, _elsewhere(Path(folder)):
-        empty = Path("pytest.ini")
-        empty.write_text("[pytest]\n", encoding="utf-8")
-        arguments: list[Any] = ["--pyargs", *modules, "--backend", BACKEND, "-q", "--tb=no", "-c", str(empty), *options]
+        arguments = [*suite_arguments(Path(folder), files), f"--backend={BACKEND}", *options]
         try:
-            status = pytest.main([*arguments, "-p", "no:cacheprovider", "--import-mode=importlib"], plugins=[plugin])
+            status = pytest.main(arguments, plugins=[plugin])
         # Closing a backend that a fault has broken may raise anything, once every test has had its say.
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__}: {error}"

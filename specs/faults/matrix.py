@@ -11,7 +11,7 @@ from typing import Any, Final
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import without_fault
 from forebay.specs.faults.runner import Result
-from forebay.specs.suite.digest import suite_hash
+from forebay.specs.sources import suite_hash
 
 MATRIX_JSON: Final = "matrix.json"
 MATRIX_PAGE: Final = "MATRIX.md"

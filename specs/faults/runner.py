@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ OWN: Final = Path(__file__).resolve().parents[2]
 """The folder of the package."""
 WHOLE: Final = "the whole suite"
 """What a process sends instead of a test's name, when no test of the clause fell."""
-_FORK: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,12 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
     without a fault, among the first; no result is given before that has passed.
 
     Raises:
-        InvalidInput: a test falls, or comes to no end, without any fault: it would "catch" every fault of its clause.
+        InvalidInput: a test falls, or comes to no end, without any fault: it would "catch" every fault of its clause; or the system
+            has no fork.
     """
     if not faults:
         return
+    _fork()
     waiting, running, held = list(faults), list[_Running](), list[Result]()
     clauses = {} if everything else _warmed()
     if timeout_s is None:
@@ -119,14 +121,27 @@ def _check_unseeded(result: Result) -> None:
         )
 
 
+def _fork() -> multiprocessing.context.ForkContext:
+    """Processes that begin as copies of this one.
+
+    Raises:
+        InvalidInput: the system makes none.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InvalidInput(
+            f"seeding faults starts each from a copy of one process (fork), which {sys.platform} does not make; run it on Linux"
+        )
+    return multiprocessing.get_context("fork")
+
+
 def _warmed() -> dict[str, list[str]]:
     """The clauses of every test of the suite.
 
     The suite is collected, and its plainest tests run, in a process of its own; what that imports of other people's libraries is
     imported here too, so that it need not be in the process of each fault.
     """
-    end, there = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_collect, args=(there,))
+    end, there = _fork().Pipe(duplex=False)
+    process = _fork().Process(target=_collect, args=(there,))
     process.start()
     there.close()
     clauses: dict[str, list[str]]
@@ -165,8 +180,8 @@ class _Running:
         self._fault, self._timeout_s = fault, timeout_s
         self._began = time.monotonic()
         self._at = ""
-        self.end, there = _FORK.Pipe(duplex=False)
-        self._process = _FORK.Process(target=_seed_and_judge, args=(fault, clauses, tuple(broken), there))
+        self.end, there = _fork().Pipe(duplex=False)
+        self._process = _fork().Process(target=_seed_and_judge, args=(fault, clauses, tuple(broken), there))
         self._process.start()
         there.close()
 

@@ -12,8 +12,9 @@ from typing import Final, Literal, get_args
 import pytest
 
 from forebay.specs.clauses import Catalogue, catalogue
+from forebay.specs.suite.command import FOLDER
+from forebay.specs.suite.surroundings import is_of_suite
 
-FOLDER: Final = Path(__file__).resolve().parent
 RUNTIME_ON: Final = "sim"
 """The backend on which tests run that judge the runtime alone."""
 ASKS_DEVICE: Final = "backend_name"
@@ -27,7 +28,7 @@ Profile = Literal["smoke", "full"]
 
 def of_suite(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The items that lie in the suite's own folder, in their order."""
-    return [item for item in items if item.path.resolve().parent == FOLDER]
+    return [item for item in items if is_of_suite(item.path)]
 
 
 def name_of(item: pytest.Item) -> str:

@@ -14,7 +14,8 @@ from typing import Any, Self, TextIO
 from forebay.specs.errors import InvalidInput
 
 Entry = dict[str, Any]
-"""``entry`` names its kind: ``run``, ``backend``, ``result``, ``counters``, ``stopped`` or ``end``; the rest is its content."""
+"""``entry`` names its kind: ``run``, ``backend``, ``started`` (a test), ``result``, ``counters``, ``stopped`` or ``end``; the rest is
+its content."""
 
 
 def journal_of(record: Path) -> Path:

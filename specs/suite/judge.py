@@ -16,9 +16,9 @@ import pytest
 
 from forebay.specs import Backend, Capabilities
 from forebay.specs.clauses import catalogue
+from forebay.specs.sources import suite_hash
 from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
-from forebay.specs.suite.digest import suite_hash
 from forebay.specs.suite.failure import Comparison, asserting, failure_of, told
 from forebay.specs.suite.journal import Journal, journal_of
 from forebay.specs.suite.measured import hearing
@@ -130,6 +130,7 @@ class Judge:
         if name_of(item) not in self._asked:
             return (yield)
         self._phases, self._failure, self._seconds, self._errors, self._comparison = [], None, 0.0, {}, None
+        self._journal.add("started", {"test": name_of(item)})
         with hearing(self._measure):
             result = yield
         verdict = judge_test(self._phases)
@@ -186,11 +187,12 @@ class Judge:
         """Note why the run stops before its end."""
         said = str(excinfo.value)
         reason = f"{excinfo.typename}: {said}".rstrip(": ") if isinstance(excinfo.value, KeyboardInterrupt) else said
-        self._journal.add("stopped", {"reason": reason})
+        cannot_start = getattr(excinfo.value, "returncode", None) == CANNOT_START
+        self._journal.add("stopped", {"reason": reason, "by_test": not cannot_start})
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note that pytest itself broke."""
-        self._journal.add("stopped", {"reason": f"internal error of pytest: {excinfo.exconly()}"})
+        self._journal.add("stopped", {"reason": f"internal error of pytest: {excinfo.exconly()}", "by_test": True})
 
     # -- its end -------------------------------------------------------------------------------------------------------
     @pytest.hookimpl(trylast=True)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import pytest
 
 from forebay.specs import Capabilities, Unsupported
-from forebay.specs.suite.collected import FOLDER
+from forebay.specs.suite.command import FOLDER
 from forebay.specs.suite.core import why_not_refused
 from forebay.specs.suite.failure import leaves
 

@@ -1,22 +1,29 @@
 """The suite's pytest plugin: the options that name what is judged, the checks of what was collected, and who judges.
 
-pytest loads it in every environment that has Forebay installed, so that ``pytest --pyargs forebay.specs.suite --backend NAME`` works;
-in a run that collects nothing of the suite it does nothing.
+It is loaded by a run that names the suite, as ``pytest --pyargs forebay.specs.suite --backend NAME``, or by ``-p``; other people's runs
+do not see it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from forebay.specs.clauses import catalogue
 from forebay.specs.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from forebay.specs.suite.waivers import Waiver
+from forebay.specs.suite import collected
+from forebay.specs.suite.surroundings import (
+    SuiteModule,
+    check_fixtures,
+    check_session,
+    folder_of_suite,
+    is_of_suite,
+    load_runtime_fixtures,
+)
+from forebay.specs.suite.waivers import Waiver, check_matched, load_waivers
 
 MARKERS = (
     "clause(*ids): the contract clauses whose values this test shows",
@@ -43,10 +50,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def activate(early_config: pytest.Config) -> None:
+    """Make the runtime's fixtures known."""
+    load_runtime_fixtures(early_config.pluginmanager)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """The same where the plugin was loaded by ``-p``."""
+    activate(early_config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the suite's markers."""
+    """Register the suite's markers, and stop a run that names a backend and cannot judge it."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.getoption("--backend") is not None:
+        check_session(config)
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the suite's folder, and the package it is in, without importing them as pytest would."""
+    return folder_of_suite(path, parent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> Generator[None, pytest.Module | None, pytest.Module | None]:
+    """Import the suite's modules under their own names."""
+    made = yield
+    return SuiteModule.from_parent(parent, path=module_path) if is_of_suite(module_path) else made
 
 
 def pytest_exception_interact(node: pytest.Item | pytest.Collector, call: pytest.CallInfo[object]) -> None:
@@ -55,28 +89,22 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector, call: pytest
     Raises:
         pytest.UsageError: always, with the cause, where such a module was to be collected.
     """
-    if (
-        isinstance(node, pytest.Module)
-        and node.path.resolve().parent == Path(__file__).resolve().parent
-        and call.excinfo
-    ):
-        error = call.excinfo.value
-        said = str(error).strip().splitlines() or [""]
-        cause = said[-1].removeprefix("E ").strip() if isinstance(error, pytest.Collector.CollectError) else said[0]
-        raise pytest.UsageError(f"{node.path.name} cannot be collected: {call.excinfo.typename}: {cause}")
+    if isinstance(node, pytest.Module) and is_of_suite(node.path) and call.excinfo:
+        said = str(call.excinfo.value).strip().splitlines() or [""]
+        raise pytest.UsageError(f"{node.path.name} cannot be collected: {call.excinfo.typename}: {said[0]}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check the suite's tests and its waivers, keep those the backend is asked, and have them judged."""
-    from forebay.specs.suite import collected
-
     mine = collected.of_suite(items)
     if not mine:
         return
     backend: str | None = config.getoption("--backend")
     if backend is None:
         raise pytest.UsageError("the suite judges one backend: name it with --backend NAME[:MODE]")
+    check_session(config)
+    check_fixtures(mine)
     collected.check_ids(mine)
     selected = config.getoption("keyword") or config.getoption("markexpr")
     whole = not selected and collected.is_whole(mine, config.args)
@@ -106,16 +134,19 @@ def _waivers(config: pytest.Config, items: list[pytest.Item], *, whole: bool) ->
     Raises:
         pytest.UsageError: a waiver is malformed, expired or unmatched.
     """
-    from forebay.specs.suite.collected import ids, name_of
-    from forebay.specs.suite.waivers import check_matched, load_waivers
-
     path: Path | None = config.getoption("--suite-waivers")
     if path is None:
         return ()
     try:
         waivers = load_waivers(path, datetime.now(UTC).date())
         if whole:
-            check_matched(waivers, {name_of(item): (*ids(item, "clause"), *ids(item, "refuses")) for item in items})
+            check_matched(
+                waivers,
+                {
+                    collected.name_of(item): (*collected.ids(item, "clause"), *collected.ids(item, "refuses"))
+                    for item in items
+                },
+            )
     except InvalidInput as error:
         raise pytest.UsageError(str(error)) from error
     return waivers

@@ -25,9 +25,9 @@ Record = dict[str, Any]
 def assemble(entries: Sequence[Entry]) -> Record:
     """Make the record out of a journal that holds at least its ``run`` entry.
 
-    A test that was expected and has no result was not run. ``verdict`` is ``conformant`` for a complete run of the full profile
-    without a failure, a test that was not run or a problem; ``passed`` for a run of less; either ``with waivers`` where one excused a
-    failure; else ``failed``.
+    A test that was expected and has no result was not run; one that began and did not end is the one that was ``running``.
+    ``verdict`` is ``conformant`` for a complete run of the full profile without a failure, a test that was not run or a problem;
+    ``passed`` for a run of less; either ``with waivers`` where one excused a failure; else ``failed``.
     """
     by_kind: dict[str, Entry] = {entry["entry"]: entry for entry in entries}
     run, backend, end = by_kind["run"], by_kind.get("backend"), by_kind.get("end")
@@ -36,7 +36,7 @@ def assemble(entries: Sequence[Entry]) -> Record:
     counters = _content(by_kind.get("counters", {}))
     waivers = [_waiver(waiver, backend, found) for waiver in run["waivers"]]
     summary = Counter(result["outcome"] for result in results)
-    stopped = by_kind["stopped"]["reason"] if "stopped" in by_kind else "" if end else "its process ended in the middle"
+    stopped, running = _stop(entries, by_kind)
     record: Record = {
         "format": FORMAT,
         **{key: run[key] for key in ("spec_version", "suite_hash", "requested", "profile", "complete", "selection")},
@@ -46,6 +46,7 @@ def assemble(entries: Sequence[Entry]) -> Record:
         "started": run["started"],
         "ended": None if end is None else end["ended"],
         "stopped": stopped,
+        "running": running,
         "tolerances": _tolerances(results),
         "counters": counters,
         "delegated": dict(counters.get("delegated", {})),
@@ -79,6 +80,17 @@ def _content(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _result(test: Mapping[str, Any], entry: Mapping[str, Any] | None) -> dict[str, Any]:
     known = {"outcome": "not-run", "seconds": 0.0, "message": "", "failure": None, "refusal": None, "errors": {}}
     return {**test, **known, **({} if entry is None else _content(entry))}
+
+
+def _stop(entries: Sequence[Entry], by_kind: Mapping[str, Entry]) -> tuple[str, str]:
+    """Why the run stopped before its end, and in which test; ``""`` where it did not, or in none."""
+    if "stopped" not in by_kind and "end" in by_kind:
+        return "", ""
+    stop = by_kind.get("stopped", {"reason": "its process ended in the middle", "by_test": True})
+    ended = {entry["test"] for entry in entries if entry["entry"] == "result"}
+    began = [entry["test"] for entry in entries if entry["entry"] == "started" and entry["test"] not in ended]
+    running = began[-1] if began and stop["by_test"] else ""
+    return f"{stop['reason']}, in {running}" if running else stop["reason"], running
 
 
 def _waiver(waiver: Mapping[str, Any], backend: Entry | None, found: Mapping[str, Entry]) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from forebay.specs.suite import oracle
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import HOST_DTYPE, KV_DTYPES, decode_bits, put, same_bits
 
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
+# Linux refuses at once what its memory could not hold; Python 3.11 has no name for the flag that says it will not be touched.
+MAPPING: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000} if sys.platform == "linux" else {}
 
 pytestmark = pytest.mark.beyond_core
 
 
 def lazy_memory(count: int) -> Array:
     """``count`` uint16 elements that the system commits when they are touched."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    return np.frombuffer(mmap.mmap(-1, 2 * count, flags=flags), np.uint16)
+    return np.frombuffer(mmap.mmap(-1, 2 * count, **MAPPING), np.uint16)
 
 
 def sweep(backend: Backend, pool: Pool, ids: list[int], tokens: int) -> None:

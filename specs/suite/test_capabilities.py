@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,11 @@ from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, refused, same_bits, scene
+from forebay.specs.testing import claiming, own_operations
 
 DTYPES = ("float32", "bfloat16", "float16")
 SINKS = np.linspace(-3, 3, 4, dtype=np.float32)
 FEATURES: dict[str, Params] = {"window": {"window": 3}, "softcap": {"softcap": 0.5}, "sinks": {"sinks": SINKS}}
-
-
-@contextmanager
-def claiming(backend: Backend, **claims: Any) -> Iterator[None]:
-    """The backend with other claims: the checks in front of the driver let more, or less, through."""
-    driver = backend._driver
-    honest = driver.capabilities
-    driver.capabilities = replace(honest, **claims)
-    try:
-        yield
-    finally:
-        driver.capabilities = honest
 
 
 def works(backend: Backend, layout: str | None = None, dtype: str = "float32", **params: Any) -> bool:
@@ -263,6 +251,6 @@ def test_every_operation_is_counted_as_the_backends_or_as_delegated(backend: Bac
     with scene(backend, (5, 9)) as s:
         s.check()
     for name, count in before.items():
-        own = name in {k for k in DELEGABLE if getattr(type(backend._driver), k) is not getattr(Driver, k)}
+        own = name in own_operations(backend)
         assert c.launches[name] + c.delegated[name] > count
         assert (c.delegated[name] == 0) is own

@@ -12,8 +12,8 @@ import pytest
 
 from forebay.specs import Backend
 from forebay.specs.errors import InvalidLayout
-from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import refused, same_arrays, unchanged
+from forebay.specs.testing import claiming
 
 MakeEngine = Callable[..., Any]
 PROMPTS = [[*range(3, 17)], [*range(7, 37)], [20], [*range(21, 43)], [*range(30, 38)]]
@@ -149,14 +149,19 @@ def test_an_input_that_was_not_seeded_costs_a_reseed_and_no_token(
 @pytest.mark.refuses("C5")
 @pytest.mark.parametrize("damage", ["stamp", "page", "visible", "limit", "epoch"])
 def test_a_row_that_does_not_check_writes_nothing(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], damage: str
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    alone: list[list[int]],
+    damage: str,
 ) -> None:
     """Damage to a live row: the step changes no byte of the pool and releases nothing; the tokens are right in the end."""
     engine = make_engine(backend, slots=1, block_size=32, read_behind=0)
     request = engine.add(PROMPTS[2], runtime.SamplingParams(max_tokens=LENGTHS[2], ignore_eos=True))
     for _ in range(4):
         engine.step()
-    device, known = engine._parts.device, list(request.token_ids)
+    device, known = internals.parts_of(engine).device, list(request.token_ids)
     buffer = device.table if damage in ("stamp", "page") else device.scalars[damage]
     row = backend.fetch(buffer)[:1].copy()
     if damage in ("stamp", "page"):
@@ -164,7 +169,7 @@ def test_a_row_that_does_not_check_writes_nothing(
     else:
         row[0] = {"visible": row[0] + 1, "limit": 0, "epoch": row[0] + 1}[damage]
     backend.upload(buffer, row, 0)
-    with unchanged(backend, engine._parts.pool):
+    with unchanged(backend, internals.parts_of(engine).pool):
         assert engine.step() == []
     assert list(request.token_ids) == known
     while engine.has_work:
@@ -175,22 +180,18 @@ def test_a_row_that_does_not_check_writes_nothing(
 
 
 @pytest.mark.clause("C6")
-@pytest.mark.parametrize("recapture", [False, True])
+@pytest.mark.parametrize("claims", [{}, {"recapture_at_boundary": True}], ids=["declared", "recapture"])
 def test_a_boundary_goes_on_replaying_or_captures_anew(
-    another: Another,
-    backend_name: str,
-    make_engine: MakeEngine,
-    runtime: ModuleType,
-    recapture: bool,
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, claims: dict[str, bool]
 ) -> None:
-    """Where the backend declares it, a boundary releases the trace, runs once and captures on the next step; else nothing of it."""
-    with another(**({"recapture_at_boundary": recapture} if backend_name == "sim" else {})) as b:
-        declared = b.capabilities.recapture_at_boundary
-        engine = make_engine(b, slots=1, block_size=32)
+    """Where a backend declares it, a boundary releases the trace, runs once and captures on the next step; else nothing of it."""
+    with claiming(backend, **claims):
+        declared = backend.capabilities.recapture_at_boundary
+        engine = make_engine(backend, slots=1, block_size=32)
         once = runtime.SamplingParams(max_tokens=8, ignore_eos=True)
         first, other = (engine.generate([prompt], once)[0].token_ids for prompt in (PROMPTS[0], PROMPTS[1]))
         assert first != other
-        c = b.counters
+        c = backend.counters
         runs, captures, recaptures = c.run, c.capture, c.recapture
         assert engine.generate([PROMPTS[0]], once)[0].token_ids == first
         assert (c.run - runs, c.capture - captures, c.recapture - recaptures) == ((1, 1, 1) if declared else (0, 0, 0))

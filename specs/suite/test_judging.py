@@ -16,13 +16,14 @@ import pytest
 from forebay.specs import Backend, Capabilities, ForebayError, InvalidInput, Unsupported
 from forebay.specs.clauses import catalogue
 from forebay.specs.geometry import storage_shapes
-from forebay.specs.suite.collected import FOLDER, asked_of, check_whole
+from forebay.specs.suite.collected import asked_of, check_whole
+from forebay.specs.suite.command import FOLDER
 from forebay.specs.suite.kv import geometry, held, new_pool, put, scene
 from forebay.specs.suite.outcome import Phase, Refusal, judge_phase, judge_test
 from forebay.specs.suite.record import OWN_KERNELS, assemble
 from forebay.specs.suite.staging import G
-from forebay.specs.suite.test_capabilities import claiming
 from forebay.specs.suite.waivers import check_matched, load_waivers
+from forebay.specs.testing import claiming, doing
 
 TODAY = date(2030, 6, 15)
 WAIVER = {
@@ -318,20 +319,19 @@ def noise(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("asked", "answer"), [(decoded, np.zeros), (decoded, noise), (written, np.zeros)])
 def test_a_device_that_does_nothing_fails(
     backend: Backend,
-    monkeypatch: pytest.MonkeyPatch,
     asked: Callable[[Backend], None],
     answer: Callable[[tuple[int, ...]], np.ndarray[Any, Any]],
 ) -> None:
     """The judged backend, then the same one where no row is written and every answer is zero, or anything."""
     asked(backend)
-    driver, xp = backend._driver, backend.xp
+    xp = backend.xp
 
     def answers(call: Any) -> tuple[Any, Any]:
         rows = xp.shape(call.q)[:3]
         out = backend.to_device(answer((*rows, call.pool.geometry.value_dim)).astype(np.float32))
         return out, backend.to_device(answer(rows).astype(np.float32))
 
-    monkeypatch.setattr(driver, "write_kv", lambda *_: None)
-    monkeypatch.setattr(driver, "paged_decode", answers)
-    with pytest.raises((AssertionError, ForebayError)), np.errstate(invalid="ignore"):  # the poison stays where it was
+    nothing = doing(backend, write_kv=lambda *_: None, paged_decode=answers)
+    poison_stays = np.errstate(invalid="ignore")
+    with nothing, poison_stays, pytest.raises((AssertionError, ForebayError)):
         asked(backend)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, CaptureDeclined, Segment
-from forebay.specs.suite.fixtures import Another
+from forebay.specs.testing import claiming, declining
 
 MakeEngine = Callable[..., Any]
 MAX_REWARM = 2
@@ -51,22 +51,6 @@ class Counted:
         self.backend.release(self.rows)
 
 
-class Moody:
-    """Makes the device decline the next ``declines`` captures."""
-
-    def __init__(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.declines = 0
-        capture = backend._driver.capture
-
-        def sometimes(step: Any) -> Any:
-            if self.declines:
-                self.declines -= 1
-                raise CaptureDeclined("no room for a trace")
-            return capture(step)
-
-        monkeypatch.setattr(backend._driver, "capture", sometimes)
-
-
 @pytest.mark.clause("C11", "C7", "C1")
 def test_a_bucket_runs_once_and_then_replays(backend: Backend, internals: ModuleType) -> None:
     for mode, steady in (("off", (1, 0, 0)), ("auto", (0, 0, 1)), ("required", (0, 0, 1))):
@@ -80,27 +64,15 @@ def test_a_bucket_runs_once_and_then_replays(backend: Backend, internals: Module
         lanes.close()
 
 
-@pytest.fixture
-def declining(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> list[int]:
-    """How many captures the device has declined: all of them, for the test."""
-    tried: list[int] = []
-
-    def capture(step: Any) -> Any:
-        tried.append(1)
-        raise CaptureDeclined("no room for a trace")
-
-    monkeypatch.setattr(backend._driver, "capture", capture)
-    return tried
-
-
 @pytest.mark.clause("C8", "C9")
-def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: ModuleType, declining: list[int]) -> None:
+def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: ModuleType) -> None:
     lanes = Counted(backend, internals)
     declined = backend.counters.declined
-    for _ in range(ROUNDS):
-        assert lanes.acts() == (1, 0, 0)
+    with declining(backend) as declines:
+        for _ in range(ROUNDS):
+            assert lanes.acts() == (1, 0, 0)
     assert backend.counters.declined - declined == 3
-    assert len(declining) == 3
+    assert declines.tried == 3
     report = lanes.report()
     assert report["declined"] == 3
     assert "declined 3 times in a row" in report["eager_reason"]
@@ -109,27 +81,23 @@ def test_warming_again_is_bounded_and_says_so(backend: Backend, internals: Modul
 
 
 @pytest.mark.refuses("C11")
-def test_required_capture_raises_when_the_device_declines(
-    backend: Backend, internals: ModuleType, declining: list[int]
-) -> None:
+def test_required_capture_raises_when_the_device_declines(backend: Backend, internals: ModuleType) -> None:
     lanes = Counted(backend, internals, "required")
     lanes.acts()
-    with pytest.raises(CaptureDeclined, match="no room"):
+    with declining(backend) as declines, pytest.raises(CaptureDeclined, match="no room"):
         lanes.acts()
-    assert len(declining) == 1
+    assert declines.tried == 1
     lanes.close()
 
 
 @pytest.mark.clause("C8", "C9")
-def test_declines_count_in_a_row_and_captures_when_they_succeed(
-    backend: Backend, internals: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_declines_count_in_a_row_and_captures_when_they_succeed(backend: Backend, internals: ModuleType) -> None:
     """Bad moments that end never add up to giving up, however many there are; every act is counted as what it was."""
-    lanes, device = Counted(backend, internals), Moody(backend, monkeypatch)
+    lanes = Counted(backend, internals)
     assert lanes.acts() == RUN
     for moment in range(1, 4):
-        device.declines = MAX_REWARM
-        assert [lanes.acts() for _ in range(MAX_REWARM + 2)] == [RUN] * MAX_REWARM + [CAPTURE, REPLAY]
+        with declining(backend, MAX_REWARM):
+            assert [lanes.acts() for _ in range(MAX_REWARM + 2)] == [RUN] * MAX_REWARM + [CAPTURE, REPLAY]
         report = lanes.report()
         assert (report["capture"], report["declined"], report["eager_reason"]) == (moment, MAX_REWARM * moment, "")
         assert (report["run"], report["replay"]) == (1 + MAX_REWARM * moment, 2 * moment)
@@ -138,16 +106,14 @@ def test_declines_count_in_a_row_and_captures_when_they_succeed(
 
 
 @pytest.mark.clause("C6")
-@pytest.mark.parametrize("recapture", [False, True])
-def test_every_lane_learns_of_a_boundary(
-    another: Another, backend_name: str, internals: ModuleType, recapture: bool
-) -> None:
-    with another(**({"recapture_at_boundary": recapture} if backend_name == "sim" else {})) as b:
-        lanes = Counted(b, internals)
+@pytest.mark.parametrize("claims", [{}, {"recapture_at_boundary": True}], ids=["declared", "recapture"])
+def test_every_lane_learns_of_a_boundary(backend: Backend, internals: ModuleType, claims: dict[str, bool]) -> None:
+    with claiming(backend, **claims):
+        lanes = Counted(backend, internals)
         for bucket in (1, 2, 4):
             assert [lanes.acts(bucket) for _ in range(3)] == [RUN, CAPTURE, REPLAY]
         lanes.lanes.boundary()
-        declared = b.capabilities.recapture_at_boundary
+        declared = backend.capabilities.recapture_at_boundary
         for bucket in (1, 2, 4):
             assert [lanes.acts(bucket) for _ in range(2)] == ([RUN, CAPTURE] if declared else [REPLAY, REPLAY])
         lanes.close()

@@ -154,7 +154,7 @@ def test_a_block_whose_last_token_was_never_computed_is_not_cached(
 
 @pytest.mark.clause("L6", "C5")
 def test_prefixes_are_forgotten_once_a_row_wrote_out_of_its_place(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType
 ) -> None:
     """A row whose table names a cached block writes into it: what is cached is not that prefix's KV any more."""
     params = runtime.SamplingParams(max_tokens=10, ignore_eos=True)
@@ -165,10 +165,10 @@ def test_prefixes_are_forgotten_once_a_row_wrote_out_of_its_place(
     engine.add(other, params)
     for _ in range(3):
         engine.step()
-    table = engine._parts.device.table
+    table = internals.parts_of(engine).device.table
     row = backend.fetch(table)[:1].copy()
-    position = engine._core.decoder.ledger.next_position(0)
-    row[0, position // 16] = engine._core.cache.prefix.entries()[0][2]
+    position = internals.parts_of(engine).core.decoder.ledger.next_position(0)
+    row[0, position // 16] = internals.parts_of(engine).core.cache.prefix.entries()[0][2]
     backend.upload(table, row, 0)
     while engine.has_work:
         engine.step()

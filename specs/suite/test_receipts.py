@@ -78,7 +78,7 @@ def test_a_row_that_does_not_check_says_what_it_consumed_and_asks_no_door(
     engine.add(PROMPT, params(runtime))
     for _ in range(4):
         engine.step()
-    device, pool = engine._parts.device, engine._parts.pool
+    device, pool = internals.parts_of(engine).device, internals.parts_of(engine).pool
     damage_row(backend, device, 0, *UNCHECKED[wrong])
     held = {name: int(backend.fetch(buffer)[0]) for name, buffer in device.scalars.items()}
     assert held["position"] > 3
@@ -109,7 +109,7 @@ DAMAGE: dict[str, tuple[str, Callable[[HostArray], Any]]] = {
 @pytest.mark.parametrize("read_behind", [0, 2])
 @pytest.mark.parametrize("wrong", DAMAGE)
 def test_a_row_that_consumed_something_else_costs_a_reseed_and_no_token(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, wrong: str, read_behind: int
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType, wrong: str, read_behind: int
 ) -> None:
     """The device accepts the row, for nothing shows there; its receipt does not match what the ledger has."""
     right = list(make_engine(backend, slots=1, arm="eager").generate([LONG], params(runtime))[0].token_ids)
@@ -117,7 +117,7 @@ def test_a_row_that_consumed_something_else_costs_a_reseed_and_no_token(
     request = engine.add(LONG, params(runtime))
     for _ in range(7):
         engine.step()
-    damage_row(backend, engine._parts.device, 0, *DAMAGE[wrong])
+    damage_row(backend, internals.parts_of(engine).device, 0, *DAMAGE[wrong])
     while engine.has_work:
         engine.step()
     assert list(request.token_ids) == right
@@ -127,7 +127,7 @@ def test_a_row_that_consumed_something_else_costs_a_reseed_and_no_token(
 @pytest.mark.clause("C5")
 @pytest.mark.parametrize("buffer", ["options", "seen"])
 def test_a_sampled_row_is_held_against_its_parameters(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, buffer: str
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType, buffer: str
 ) -> None:
     """Options of another request, or tokens seen that it never saw: the draw is made anew from its own."""
     wanted = params(runtime, temperature=0.9, seed=3, repetition_penalty=1.3)
@@ -136,7 +136,7 @@ def test_a_sampled_row_is_held_against_its_parameters(
     request = engine.add(PROMPT, wanted)
     for _ in range(5):
         engine.step()
-    held = getattr(engine._parts.device.sampling, buffer)
+    held = getattr(internals.parts_of(engine).device.sampling, buffer)
     row = backend.fetch(held)[:1].copy()
     row.view(np.int32)[...] ^= 1
     backend.upload(held, row, 0)
@@ -148,10 +148,10 @@ def test_a_sampled_row_is_held_against_its_parameters(
 
 @pytest.mark.clause("C5")
 def test_a_seeds_first_step_is_read_at_once_and_later_ones_behind(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType
 ) -> None:
     engine = make_engine(backend, slots=2, read_behind=3)
-    decoder = engine._core.decoder
+    decoder = internals.parts_of(engine).core.decoder
     engine.add(PROMPTS[0], params(runtime))
     in_flight = []
     for step in range(10):
@@ -164,7 +164,7 @@ def test_a_seeds_first_step_is_read_at_once_and_later_ones_behind(
 
 @pytest.mark.clause("C4")
 def test_a_stop_token_retires_its_row_on_the_device(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType
 ) -> None:
     """Nobody tells the device that the request has ended: no upload, and the row stands at position -1 all the same."""
     tokens = list(make_engine(backend, slots=1, arm="eager").generate([PROMPT], params(runtime))[0].token_ids)
@@ -178,7 +178,7 @@ def test_a_stop_token_retires_its_row_on_the_device(
     assert backend.counters.uploads == before
     assert list(request.token_ids)[:last] == tokens[:last]
     assert request.finish_reason == "stop"
-    assert backend.fetch(engine._parts.device.scalars["position"]).tolist() == [-1]
+    assert backend.fetch(internals.parts_of(engine).device.scalars["position"]).tolist() == [-1]
 
 
 # -- the ledger by itself ------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Books:
     """The ledger of an engine's slots, fed with receipts made by hand."""
 
     def __init__(self, engine: Any, internals: ModuleType) -> None:
-        self.device = engine._parts.device
+        self.device = internals.parts_of(engine).device
         self.ledger = internals.Ledger(self.device)
         self.fields = internals.RECEIPT_FIELDS
         self.states = [internals.SlotState(11 + slot, 4, 3 + slot, 9, -7, (5, 2), (2, 40)) for slot in range(SLOTS)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import Backend
+from forebay.specs import Backend, Pool
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
     BLOCK_SIZE as BS,
@@ -86,7 +86,7 @@ def test_who_writes_behind_a_shared_beginning_gets_a_copy_of_its_tail(
 @pytest.mark.case("C06")
 @pytest.mark.parametrize("arm", ["eager", "captured"])
 def test_two_requests_of_one_prompt_share_its_full_block_and_no_tail(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, arm: str
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType, arm: str
 ) -> None:
     """The second comes while the first decodes: its tail, though equal, is a block of its own."""
     params = [runtime.SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 5)]
@@ -98,7 +98,7 @@ def test_two_requests_of_one_prompt_share_its_full_block_and_no_tail(
     b = engine.add(prompt(24), params[1])
     engine.step()
     assert a.blocks[0] == b.blocks[0]
-    assert engine._core.cache.allocator.references(a.blocks[0]) == 3, "a, b, and the cache"
+    assert internals.parts_of(engine).core.cache.allocator.references(a.blocks[0]) == 3, "a, b, and the cache"
     assert set(a.blocks[1:]).isdisjoint(b.blocks[1:])
     assert engine.report()["engine"]["reused_tokens"] == BS
     while engine.has_work:
@@ -133,9 +133,8 @@ def test_each_sample_of_a_prompt_is_what_its_seed_gives_alone(
 # -- blocks that are somebody else's by now --------------------------------------------------------------------------------
 
 
-def computed_rows(engine: Any, request: Any) -> Array:
+def computed_rows(engine: Any, pool: Pool, request: Any) -> Array:
     """The bytes of every layer at the positions a request has computed, in their order."""
-    pool = engine._parts.pool
     size = pool.geometry.block_size
     slots = [request.blocks[p // size] * size + p % size for p in range(request.computed)]
     return np.concatenate([row_bits(engine.backend, pool, n)[slots] for n in range(pool.geometry.num_layers)], axis=1)
@@ -148,7 +147,13 @@ def computed_rows(engine: Any, request: Any) -> Array:
     [("eager", 0, "recompute"), ("captured", 2, "recompute"), ("captured", 0, "offload")],
 )
 def test_a_resumed_request_has_a_new_table_and_its_old_blocks_are_their_new_owners(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, arm: str, read_behind: int, preempt: str
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    arm: str,
+    read_behind: int,
+    preempt: str,
 ) -> None:
     """R gives way after its first steps, also with blocks in hand that it has not written yet; S gets every block R had."""
     settings = {"max_len": 96}
@@ -162,25 +167,26 @@ def test_a_resumed_request_has_a_new_table_and_its_old_blocks_are_their_new_owne
     pending = 0
     options = {"slots": 2, "num_blocks": 10, "preempt": preempt, "read_behind": read_behind, "max_step_tokens": BS}
     engine = make_engine(backend, arm=arm, **options, **settings)
-    core, device = engine._core, engine._parts.device
+    parts = internals.parts_of(engine)
+    core, device, pool = parts.core, parts.device, parts.pool
     for steps in (1, 4):
         r = engine.add(*requests["R"])
         for _ in range(steps):
             engine.step()
-        core._drain()
+        internals.drain(engine)
         old = list(r.blocks)
         pending += len(old) > -(-r.computed // BS)
-        core._room._preempt(r)
+        internals.preempt(engine, r)
         s = engine.add(*requests["S"], priority=1)
-        core.cache.allocator._free.rotate(len(old))
+        internals.reuse_first(engine, len(old))
         engine.step()
         assert s.blocks[: len(old)] == old, "S has R's blocks"
         while engine.has_work:
-            before = {x: (list(x.blocks), computed_rows(engine, x)) for x in (r, s) if x.slot is not None}
+            before = {x: (list(x.blocks), computed_rows(engine, pool, x)) for x in (r, s) if x.slot is not None}
             engine.step()
             for x, (blocks, rows) in before.items():
                 if x.blocks[: len(blocks)] == blocks:
-                    np.testing.assert_array_equal(computed_rows(engine, x)[: len(rows)], rows)
+                    np.testing.assert_array_equal(computed_rows(engine, pool, x)[: len(rows)], rows)
             for x in (r, s):
                 if arm != "eager" and x.slot is not None and core.decoder.ledger.holds(x.slot):
                     row = backend.fetch(device.table)[x.slot, :-1]

@@ -31,7 +31,7 @@ from forebay.specs.suite.kv import (
     same_bits,
     storage,
 )
-from forebay.specs.suite.test_capabilities import claiming
+from forebay.specs.testing import claiming
 
 pytestmark = pytest.mark.beyond_core
 

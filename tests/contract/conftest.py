@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.specs import Backend
-from forebay.specs.suite.conftest import pair, shadow
+from forebay.specs.suite.provided import pair, shadow
 from tests.contract.numpy_port import NumpyPort, opened
 
 __all__ = ["pair", "shadow"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.results import Results
 from forebay.specs.faults.runner import Result, Verdict
 from forebay.specs.faults.runner import run as seed
-from forebay.specs.suite.digest import suite_hash
+from forebay.specs.sources import suite_hash
 
 ATTENTION = "forebay.backends.sim.attention"
 WINDOW = Patch(
@@ -131,6 +133,38 @@ def test_the_matrix_counts_what_fell(tmp_path: Path) -> None:
     assert row["fallen_by_clause"]["D9"] == row["tests_fallen"] == row["tests_catching"] == 1
     assert data["suite_hash"] == suite_hash()
     assert "| `test.fault` | D9 | killed |  | 1 | 1 |" in (tmp_path / matrix.MATRIX_PAGE).read_text(encoding="utf-8")
+
+
+def test_nothing_of_the_machines_own_pytest_reaches_a_fault(tmp_path: Path) -> None:
+    """Its options, its plugins (which may say that everything failed), and what lies in the folder it is run in."""
+    (tmp_path / "meddler.py").write_text(
+        "def pytest_collection_modifyitems(items):\n    items.clear()\n", encoding="utf-8"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense\n", encoding="utf-8")
+    (tmp_path / "meddler-1.0.dist-info").mkdir()
+    for name, text in (
+        ("METADATA", "Metadata-Version: 2.1\nName: meddler\nVersion: 1.0\n"),
+        ("entry_points.txt", "[pytest11]\nmeddler = meddler\n"),
+    ):
+        (tmp_path / "meddler-1.0.dist-info" / name).write_text(text, encoding="utf-8")
+    places = [str(tmp_path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    meddled = {"PYTHONPATH": os.pathsep.join(places), "PYTEST_ADDOPTS": "-k nothing -x", "PYTEST_PLUGINS": "meddler"}
+    name = "doors.pad-wraps"
+    command = [sys.executable, "-c", "from forebay.runtime.cli.app import main; main()", "faults", name]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | meddled, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.startswith("killed    "), done.stdout + done.stderr
+    assert "1 faults, 1 killed by a test of their clause, 0 not" in done.stdout
+
+
+def test_without_fork_faults_are_listed_and_running_says_what_it_needs(
+    plain_surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert app.main(("faults", "--list")) == 0
+    assert app.main(("faults", next(iter(faults())))) == 2
+    assert "(fork)" in capsys.readouterr().err
 
 
 def test_the_suite_catches_every_fault(tmp_path: Path) -> None:

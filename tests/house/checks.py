@@ -19,6 +19,7 @@ SETTINGS: Final = "runtime/settings.py"
 
 THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "specs": frozenset({"numpy"}),
+    "runtime/suite_entry.py": frozenset({"pytest"}),
     "runtime/suite_plugin.py": frozenset({"pytest"}),
     "specs/suite": frozenset({"pytest", "hypothesis", "pluggy", "jinja2", "matplotlib"}),
     "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),

@@ -102,6 +102,22 @@ def test_the_contract_is_read_from_the_wheel(unpacked: Path) -> None:
     assert int(count) > 50
 
 
+def test_what_every_pytest_loads_is_small_and_leaves_other_peoples_runs_alone(unpacked: Path) -> None:
+    """One entry point, which imports nothing of numpy, the contract or the suite; a pytest that names no suite has no option of it."""
+    (found,) = metadata.distributions(name="forebay", path=[str(unpacked)])
+    (entry,) = (entry for entry in found.entry_points if entry.group == "pytest11")
+    code = f"""
+import sys, os, pytest
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+before = set(sys.modules)
+import {entry.module}
+loaded = [name for name in set(sys.modules) - before if not name.startswith("forebay")]
+options = ["-q", "-p", "no:cacheprovider", "-p", "{entry.module}", "--collect-only"]
+print("said", int(pytest.main([*options, "--backend", "sim"])), loaded, "forebay.specs" in sys.modules)
+"""
+    assert "said 4 [] False" in python(unpacked, code)
+
+
 @pytest.mark.clause("B1")
 def test_entry_points_of_backends_import_no_vendor_library(unpacked: Path) -> None:
     (found,) = metadata.distributions(name="forebay", path=[str(unpacked)])

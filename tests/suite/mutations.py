@@ -328,6 +328,22 @@ MUTATIONS = (
         "away",
     ),
     Mutation("an end passed off as a stop", "(tired)", top(stopped="tired")),
+    Mutation("another test was running", "why it stopped (", top(running="test_every.py::test_refusal"), "crashed"),
+    Mutation(
+        "a test that passed was running",
+        "was running when it stopped, and its outcome is 'pass'",
+        top(running=GATHER, stopped=f"its process died with status 7, in {GATHER}"),
+        "crashed",
+    ),
+    Mutation(
+        "what came later was asked",
+        f"{DECODE} was running when it stopped, and {GATHER}, which comes after it, has an outcome",
+        both(
+            top(running=DECODE, stopped=f"its process died with status 7, in {DECODE}"),
+            become(DECODE, "not-run", seconds=0.0, errors={}),
+        ),
+        "crashed",
+    ),
     Mutation("no end", "it has no end and does not say that it was stopped", top(ended=None)),
     Mutation("an end before the start", "it ended before it started", shift(ended=-3600)),
     Mutation("a start that is no time", "its times are 'noon'", top(started="noon")),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from forebay.runtime.cli import suite_process
 from forebay.runtime.cli.app import main
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import faults
@@ -174,7 +175,7 @@ def test_plain_pytest_says_the_same_of_a_record_that_cannot_be_written(records: 
         ("raise OSError('no libdevice')", "test_broken.py cannot be collected: OSError: no libdevice"),
         (
             "import nonesuch",
-            "test_broken.py cannot be collected: CollectError: ModuleNotFoundError: No module named 'nonesuch'",
+            "test_broken.py cannot be collected: ModuleNotFoundError: No module named 'nonesuch'",
         ),
     ],
 )
@@ -282,7 +283,62 @@ def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None
     (small.work / "test_slow.py").write_text(test, encoding="utf-8")
     code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
     assert code == 0
-    assert "Ended(status=2, complaint='', interrupted=True)" in out
+    assert "Ended(status=2, complaint='', interrupted=True, stalled_s=None)" in out
+
+
+# -- devices that hang -----------------------------------------------------------------------------------------------------
+
+HUNG = """
+@pytest.mark.clause("D1")
+def test_hung(backend: Backend) -> None:
+    import signal, time
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    time.sleep(600)
+"""
+
+
+@pytest.mark.clause("G2")
+def test_a_run_that_hangs_is_killed_and_says_in_which_test(small: Small) -> None:
+    """In a test that no signal reaches, as one that waits in a driver; what came before is known, and the record is valid."""
+    small.add("test_hung.py", HUNG)
+    small.add("test_later.py", SLOW)
+    files = {"--record": "record.json", "--statement": "statement.md", "--junit": "junit.xml"}
+    began = time.monotonic()
+    said = small.forebay("conform", "sim", "--stall-s", "10", *(part for pair in files.items() for part in pair))
+    assert time.monotonic() - began < 60
+    why = "its process made no progress for 10 s and was killed, in test_hung.py::test_hung"
+    assert (said.code, f"STOPPED {why}" in said.out) == (1, True), said
+    record = json.loads((small.work / "record.json").read_text(encoding="utf-8"))
+    assert (record["verdict"], record["stopped"], record["running"]) == ("failed", why, "test_hung.py::test_hung")
+    assert outcomes(record)["test_every.py::test_stage"] == "pass"
+    assert [name for name, outcome in outcomes(record).items() if outcome == "not-run"] == [
+        "test_hung.py::test_hung",
+        "test_later.py::test_slow",
+    ]
+    for name in files.values():
+        assert why in (small.work / name).read_text(encoding="utf-8")
+    assert small.forebay("conform", "--verify", "record.json").out == "record.json: valid\n"
+
+
+def test_a_suite_that_hangs_while_it_is_collected_is_no_verdict(small: Small) -> None:
+    small.add("test_hung.py", "import time\n\ntime.sleep(600)\n")
+    said = small.forebay("conform", "sim", "--record", "record.json", "--stall-s", "5")
+    assert_told(said, "pytest made no progress for 5 s and was killed before the suite was collected")
+    assert not list(small.work.iterdir())
+
+
+def test_progress_is_a_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time without a file counts; every byte more begins anew, however long it took in all."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    journal = tmp_path / "journal"
+    progress = suite_process.Progress(journal)
+    for text in ("", "a", "ab"):
+        now += 50
+        assert progress.still_s() == 50
+        journal.write_text(text, encoding="utf-8")
+        assert progress.still_s() == 0
 
 
 # -- a failing clause, of a backend with a real fault ----------------------------------------------------------------------

@@ -266,7 +266,8 @@ def test_what_a_crash_or_an_interrupt_leaves_was_not_run(small: Small, kind: str
     said, record = small.record()
     found = {name: result["outcome"] for name, result in results(record).items()}
     assert (found["test_before"], found["test_it"], found["test_after"]) == ("pass", "not-run", "not-run")
-    assert (said.code, record["verdict"], record["stopped"]) == (code, "failed", reason)
+    assert (said.code, record["verdict"]) == (code, "failed")
+    assert (record["stopped"], record["running"]) == (f"{reason}, in test_later.py::test_it", "test_later.py::test_it")
     assert record["summary"]["not-run"] == 2
     assert f"STOPPED {reason}" in said.out
     assert list(small.work.iterdir()) == [small.work / "record.json"]
@@ -287,7 +288,7 @@ def test_a_backend_that_cannot_start_fails_with_its_cause(small: Small, elsewher
     assert cause in said.out
     assert "Traceback" not in said.out + said.err
     assert record["backend"] is None
-    assert cause in record["stopped"]
+    assert (cause in record["stopped"], record["running"]) == (True, "")
     assert record["summary"]["not-run"] == record["summary"]["total"] > 0
 
 

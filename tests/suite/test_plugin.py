@@ -1,22 +1,34 @@
-"""The suite's plugin is loaded in every pytest run of an environment: it judges the markers of the suite's own tests and no others."""
+"""The suite's plugin judges the markers of the suite's own tests and no others."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forebay.specs.suite.collected import FOLDER, check_ids, of_suite
+from forebay.specs.suite.collected import check_ids, of_suite
+from forebay.specs.suite.command import FOLDER
+from forebay.specs.suite.plugin import MARKERS
+from tests.cli.running import ROOT
 
 
 def item(path: Path, kind: str, *ids: str) -> Any:
     """A test with one marker, as far as the plugin looks at it."""
     marks = [SimpleNamespace(args=ids, kwargs={})]
     return SimpleNamespace(path=path, nodeid=path.name, iter_markers=lambda name: marks if name == kind else [])
+
+
+def test_this_checkouts_tests_know_the_markers_of_the_suite() -> None:
+    """They carry clauses too, and the suite's plugin is not loaded for them."""
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"][
+        "markers"
+    ]
+    assert set(MARKERS) <= set(own)
 
 
 @pytest.mark.parametrize("kind", ["clause", "refuses"])

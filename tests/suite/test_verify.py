@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.runtime.cli.conform import suite_arguments
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite import verifier
+from forebay.specs.suite.command import suite_arguments
 from forebay.specs.suite.verifier import Asked, faults_of
 from forebay.specs.suite.verifier.installed import collect
 from tests.cli.running import Outcome, assert_one_line, run_process
@@ -37,7 +37,8 @@ MANY = """
 import functools, json, sys, tempfile, traceback
 from pathlib import Path
 
-from forebay.runtime.cli.conform import installed_kind, suite_arguments
+from forebay.runtime.cli.conform import installed_kind
+from forebay.specs.suite.command import suite_arguments
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite.verifier import faults_of
 from forebay.specs.suite.verifier.installed import collect
@@ -48,7 +49,7 @@ folder = Path(tempfile.mkdtemp())
 @functools.cache
 def collected(requested, profile):
     try:
-        command = [sys.executable, "-m", "pytest", *suite_arguments(folder, [])]
+        command = [sys.executable, "-m", "pytest", *suite_arguments(folder)]
         return collect(requested, profile, command, isolated_environment(folder))
     except ValueError as error:
         return str(error)
@@ -286,7 +287,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     done = run_process("conform", "sim", "--profile", "smoke", "--record", "record.json", cwd=folder, path=IMPORTS)
     assert done.code == 0, done.out + done.err
     data = (folder / "record.json").read_bytes()
-    command = [sys.executable, "-m", "pytest", *suite_arguments(folder, [])]
+    command = [sys.executable, "-m", "pytest", *suite_arguments(folder)]
     asked = collect("sim", "smoke", command, isolated_environment(folder))
     return Real(folder, data, json.loads(data), asked)
 
@@ -375,7 +376,7 @@ def test_the_command_says_valid_or_what_is_wrong(real: Real) -> None:
 def test_the_verifier_shares_no_code_with_what_it_checks() -> None:
     """It imports the contract, its own modules and, to list the tests, pytest and hypothesis."""
     folder = Path(verifier.__file__).parent
-    allowed = {"forebay.specs", "forebay.specs.clauses", "forebay.specs.descriptor"}
+    allowed = {"forebay.specs", "forebay.specs.clauses", "forebay.specs.descriptor", "forebay.specs.sources"}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

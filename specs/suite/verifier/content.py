@@ -28,6 +28,7 @@ def content_faults(record: Record, asked: Asked | None) -> Iterator[str]:
     yield from _waiver_faults(record, asked)
     yield from _counter_faults(record)
     yield from _time_faults(record)
+    yield from _stop_faults(record)
     yield from _verdict_faults(record)
 
 
@@ -55,6 +56,20 @@ def _verdict_faults(record: Record) -> Iterator[str]:
     if record["verdict"] != right:
         because = f" ({wrong[0]})" if wrong else f" ({record['stopped']})" if record["stopped"] else ""
         yield f"its verdict is {record['verdict']!r}, its content says {right!r}{because}"
+
+
+def _stop_faults(record: Record) -> Iterator[str]:
+    """The test that was running when the run stopped began, and did not come to its end; those after it did not begin."""
+    running, outcomes = record["running"], {result["test"]: result["outcome"] for result in record["results"]}
+    if running and not record["stopped"].endswith(f", in {running}"):
+        yield f"{running} was running when it stopped, and why it stopped ({record['stopped']!r}) does not say so"
+    if running and outcomes.get(running) != "not-run":
+        yield f"{running} was running when it stopped, and its outcome is {outcomes.get(running)!r}"
+    names = list(outcomes)
+    later = names[names.index(running) + 1 :] if running in outcomes else []
+    begun = next((name for name in later if outcomes[name] != "not-run"), None)
+    if begun is not None:
+        yield f"{running} was running when it stopped, and {begun}, which comes after it, has an outcome"
 
 
 def _tolerance_faults(record: Record) -> Iterator[str]:

@@ -9,11 +9,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.specs.clauses import catalogue
+from forebay.specs.sources import suite_hash
 from forebay.specs.suite.verifier.listing import OPTION
 
 LISTING: Final = "forebay.specs.suite.verifier.listing"
@@ -75,8 +75,8 @@ def identity_faults(record: dict[str, Any], kind_of: Callable[[str, str], str | 
         yield "edited: its digest is not that of its content"
     if record["spec_version"] != catalogue().version:
         yield f"contract {record['spec_version']}, installed is {catalogue().version}"
-    if record["suite_hash"] != _installed_suite():
-        yield f"suite {record['suite_hash'][:16]}, installed is {_installed_suite()[:16]}"
+    if record["suite_hash"] != suite_hash():
+        yield f"suite {record['suite_hash'][:16]}, installed is {suite_hash()[:16]}"
     backend = record["backend"]
     name, _, mode = record["requested"].partition(":")
     if backend is not None and name not in (backend["name"], "auto"):
@@ -115,12 +115,3 @@ def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
         yield f"it calls itself complete, and was selected by {', '.join(record['selection'])}"
     if record["seeds"] != asked.seeds:
         yield f"its inputs were drawn by {record['seeds']}, those of the suite by {dict(asked.seeds)}"
-
-
-def _installed_suite() -> str:
-    specs = resources.files("forebay.specs")
-    names = [entry.name for entry in specs.joinpath("suite").iterdir() if entry.name.endswith(".py")]
-    content = {name: specs.joinpath("suite", name).read_bytes() for name in names}
-    content["clauses.toml"] = specs.joinpath("clauses.toml").read_bytes()
-    stream = b"".join(b"%s %d\n%s" % (name.encode(), len(content[name]), content[name]) for name in sorted(content))
-    return hashlib.sha256(stream).hexdigest()

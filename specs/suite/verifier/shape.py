@@ -250,6 +250,7 @@ _RECORD: Final = _fields(
         "started": SAYING,
         "ended": _maybe(SAYING),
         "stopped": TEXT,
+        "running": TEXT,
         "tolerances": _map_of(_fields({"limit": NUMBER, "largest": NUMBER, "test": SAYING})),
         "counters": _counters,
         "delegated": _map_of(COUNT),

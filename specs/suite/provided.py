@@ -1,4 +1,8 @@
-"""Fixtures of the suite, and how it draws random cases: the same ones every time."""
+"""Fixtures of the suite, and how it draws random cases: the same ones every time.
+
+It is no ``conftest.py``, which pytest would import under a name of its making, and all of the contract a second time with it:
+:mod:`.surroundings` makes it known for the suite's folder.
+"""
 
 from __future__ import annotations
 
