@@ -12,14 +12,16 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from forebay.runtime.settings import restored_environment
+from forebay.specs.signals import ENDING, INTERRUPT
 
 
 class PluginGuard:
     """A ``with`` block around code of a plugin: any exception ends the block and is kept in ``error``, none leaves it.
 
     What the code prints goes to ``sys.stderr``, for standard output is the command's. Afterwards the working directory, the
-    environment, the three standard streams and the handler of SIGINT are what they were. A Ctrl-C of the user is no error of the
-    plugin: it leaves the block as KeyboardInterrupt, also where the plugin swallowed it or wrapped it in something else.
+    environment, the three standard streams and the handlers of the signals that end a command are what they were. A Ctrl-C, or a
+    signal that ends the command likewise, is no error of the plugin: it leaves the block as KeyboardInterrupt, also where the plugin
+    swallowed it or wrapped it in something else.
 
     ``keep_environment`` leaves what the code changed of the environment.
 
@@ -33,7 +35,7 @@ class PluginGuard:
     def __init__(self, *, keep_environment: bool = False) -> None:
         self._keep_environment = keep_environment
         self.error: BaseException | None = None
-        self._interrupted = False
+        self._interrupt: KeyboardInterrupt | None = None
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -47,30 +49,35 @@ class PluginGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         self._undo.close()
-        if self._interrupted:
-            raise KeyboardInterrupt from None
+        if self._interrupt is not None:
+            raise KeyboardInterrupt(*self._interrupt.args) from None
         self.error = error
         return True
 
     def _hear(self) -> None:
-        """Note every SIGINT that the handler in force answers with KeyboardInterrupt; only the main thread ever gets one."""
+        """Note every signal that the handler in force answers with KeyboardInterrupt; only the main thread ever gets one."""
         if threading.current_thread() is not threading.main_thread():
             return
-        before = signal.getsignal(signal.SIGINT)
+        for name in (*INTERRUPT, *ENDING):
+            if name in signal.Signals.__members__:
+                self._watch(signal.Signals[name])
+
+    def _watch(self, number: signal.Signals) -> None:
+        before = signal.getsignal(number)
         if before is None:  # of a library in C: it can be neither called nor put back
             return
 
-        def heard(number: int, frame: FrameType | None) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
             try:
                 if callable(before):
                     before(number, frame)
-            except KeyboardInterrupt:
-                self._interrupted = True
+            except KeyboardInterrupt as error:
+                self._interrupt = error
                 raise
 
         if callable(before):
-            signal.signal(signal.SIGINT, heard)
-        self._undo.callback(signal.signal, signal.SIGINT, before)
+            signal.signal(number, handle)
+        self._undo.callback(signal.signal, number, before)
 
 
 def message_of(error: BaseException | None) -> str:

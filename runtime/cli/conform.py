@@ -17,13 +17,13 @@ from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, End
 from forebay.runtime.plugins import PluginManager
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
+from forebay.specs.signals import exit_code
 from forebay.specs.suite.command import suite_arguments
 
 NEEDED: Final = ("pytest", "hypothesis")
 NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
 SHOWN: Final = 20
 """Faults of a record that are printed at most."""
-INTERRUPTED: Final = 130
 CONFORMING: Final = ("conformant", "conformant with waivers", "passed", "passed with waivers")
 
 
@@ -51,7 +51,8 @@ def conform(
     """Judge a backend by the shared suite.
 
     Exit code 0: it holds everything that was asked. 1: it does not, or the record that was to be verified is not valid. 2: nothing
-    could be judged; the reason is told. 130: interrupted; the record holds what was known.
+    could be judged; the reason is told. 130: interrupted,
+    143: told to end (SIGTERM); the record holds what was known.
     """
     _check_installed(NEEDED if html is None else (*NEEDED, *NEEDED_BY_PAGE))
     from forebay.specs.suite.journal import journal_of
@@ -81,7 +82,7 @@ def conform(
         made = _finished(path, ended)
     _write_reports(made, html=html, junit=junit, statement=statement)
     if ended.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code(ended.interrupted))
     if made["verdict"] not in CONFORMING:
         raise typer.Exit(1 if made["backend"] is not None else 2)
 
