@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -19,6 +19,9 @@ from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
 from forebay.specs.signals import exit_code
 from forebay.specs.suite.command import suite_arguments
+
+if TYPE_CHECKING:
+    from forebay.specs.suite.verifier import Installed
 
 NEEDED: Final = ("pytest", "hypothesis")
 NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
@@ -176,13 +179,16 @@ def _write(path: Path, text: str) -> None:
         raise ForebayError(f"conform: {path}: {error}") from error
 
 
-def installed_kind(name: str, mode: str) -> str | None:
-    """What kind of device an installed backend says it is, None if there is no such backend or mode here."""
+def installed(name: str, mode: str) -> Installed | None:
+    """What is installed under a backend's name, None if there is no such backend or mode here."""
+    from forebay.specs.suite.verifier import Installed
+
     try:
-        _, descriptor = PluginManager.discover().find(name)
+        plugin, descriptor = PluginManager.discover().find(name)
     except ForebayError:
         return None
-    return next((each.kind for each in descriptor.modes if each.name == mode), None)
+    kind = next((each.kind for each in descriptor.modes if each.name == mode), None)
+    return None if kind is None else Installed(kind, plugin.distribution, plugin.version)
 
 
 def _verify(path: Path) -> None:
@@ -196,13 +202,22 @@ def _verify(path: Path) -> None:
             command = [*PYTEST, *suite_arguments(Path(folder))]
             return collect(requested, profile, command, isolated_environment(Path(folder)))
 
+        absent: list[str] = []
+
+        def found(name: str, mode: str) -> Installed | None:
+            here = installed(name, mode)
+            absent.extend([] if here else [name])
+            return here
+
         try:
-            faults = faults_of(path, collected, installed_kind)
+            faults = faults_of(path, collected, found)
         except OSError as error:
             raise ForebayError(f"conform --verify {path}: {error}") from error
     for fault in faults[:SHOWN]:
         print(f"{path}: {fault}")
     if len(faults) > SHOWN:
         print(f"{path}: and {len(faults) - SHOWN} more")
+    for name in absent:
+        print(f"{path}: {name!r} is not installed here: its kind, distribution and version were not compared")
     print(f"{path}: {'not a valid record' if faults else 'valid'}")
     raise typer.Exit(1 if faults else 0)

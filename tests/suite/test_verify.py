@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite import verifier
 from forebay.specs.suite.command import suite_arguments
-from forebay.specs.suite.verifier import Asked, faults_of
+from forebay.specs.suite.verifier import Asked, Installed, faults_of
 from forebay.specs.suite.verifier.installed import collect
 from tests.cli.running import Outcome, assert_one_line, run_process
 from tests.suite.conftest import Records
@@ -37,7 +38,7 @@ MANY = """
 import functools, json, sys, tempfile, traceback
 from pathlib import Path
 
-from forebay.runtime.cli.conform import installed_kind
+from forebay.runtime.cli.conform import installed
 from forebay.specs.suite.command import suite_arguments
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite.verifier import faults_of
@@ -62,7 +63,7 @@ def asked(requested, profile):
     return found
 
 
-kind = functools.cache(installed_kind)
+kind = functools.cache(installed)
 said = {}
 for path in Path(sys.argv[1]).iterdir():
     try:
@@ -272,11 +273,12 @@ class Real:
     data: bytes
     record: Record
     asked: Asked
+    installed: Installed = Installed("simulated", "forebay", version("forebay"))
 
     def faults(self, data: bytes) -> list[str]:
         (self.folder / "edited.json").write_bytes(data)
         return faults_of(
-            self.folder / "edited.json", lambda requested, profile: self.asked, lambda name, mode: "simulated"
+            self.folder / "edited.json", lambda requested, profile: self.asked, lambda name, mode: self.installed
         )
 
 
@@ -392,6 +394,6 @@ def test_the_verifier_shares_no_code_with_what_it_checks() -> None:
         "forebay.specs.suite.verifier",
         *(
             f"forebay.specs.suite.verifier.{name}"
-            for name in ("content", "installed", "listing", "results", "shape", "whole")
+            for name in ("content", "implied", "installed", "listing", "results", "shape", "whole")
         ),
     }
