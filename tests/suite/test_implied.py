@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,15 +81,3 @@ def test_what_was_compared_was_launched() -> None:
     ]
     record["counters"]["delegated"]["paged_decode"] = 1
     assert list(implied_faults(record)) == []
-
-
-@pytest.mark.parametrize("backend", ["sim", "core"])
-def test_records_of_whole_runs_have_all_of_it(backend: str, elsewhere: Path, tmp_path: Path) -> None:
-    """A backend that makes every layout, and one that makes one and refuses whatever it may."""
-    from tests.cli.running import run_process
-    from tests.suite.test_verify import IMPORTS
-
-    path = [elsewhere, *IMPORTS]
-    done = run_process("conform", backend, "--record", "record.json", cwd=tmp_path, path=path)
-    assert done.code == 0, done.out[-2000:] + done.err
-    assert run_process("conform", "--verify", "record.json", cwd=tmp_path, path=path) == (0, "record.json: valid\n", "")
