@@ -39,8 +39,8 @@ class AttentionParams:
         window: sliding window W that counts the current token: query at position p sees keys > p - W.
         softcap: logit soft-cap c: ``c * tanh(score / c)`` (Gemma 2); not so small that float32 may flush it to zero.
         sinks: float32 ``[Hq]`` device array: one extra logit a head that takes part in the denominator and the LSE only. Each is
-            finite, or -inf for a head without a sink. The values are the device's, so none is checked: with +inf or NaN the head's row
-            and LSE are whatever the device makes of it, for every row that sees a key, and no other head's and no other row's.
+            finite, or -inf for a head without a sink. The values are the device's, so the host checks none: with +inf or NaN the rows
+            and the LSE of that head are undefined.
 
     Raises:
         InvalidInput: a value out of range.
