@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_other_libraries_make_it_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(results, "version", lambda name: "0.0")
     assert taken(path) == []
     monkeypatch.undo()
-    monkeypatch.setattr(results.platform, "python_version", lambda: "3.0")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.0")
     assert taken(path) == []
 
 
