@@ -136,7 +136,7 @@ class Small:
     def environment(self, path: Path | None = None, **environ: str) -> dict[str, str]:
         """Variables of a process that sees the small package."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("FOREBAY_", "PYTEST_"))}
-        places = [*([path] if path else []), self.folder, *kept.get("PYTHONPATH", "").split(os.pathsep)]
+        places = [*([path] if path else []), self.folder, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
         return {**kept, **environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
 
     def _run(self, arguments: list[str], path: Path | None = None, cwd: Path | None = None, **environ: str) -> Outcome:

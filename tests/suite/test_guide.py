@@ -43,7 +43,7 @@ def marked(test: str) -> tuple[str, ...]:
     """The clauses that a test of the suite has in its source."""
     module, _, name = test.partition("::")
     text = (ROOT / "specs" / "suite" / module).read_text(encoding="utf-8")
-    (marks,) = re.findall(rf"@pytest.mark.clause\((.*)\)\n(?:@.*\n)*def {name.partition('[')[0]}\(", text)
+    (marks,) = re.findall(rf"@pytest.mark.clause\((.*)\)\n(?:(?!def ).*\n)*def {name.partition('[')[0]}\(", text)
     return tuple(re.findall(r'"(\w+)"', marks))
 
 
