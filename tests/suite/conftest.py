@@ -178,7 +178,7 @@ def records(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Record
     waived = ("--waivers", "waivers.toml")
     runs: dict[str, tuple[str, tuple[str, ...]]] = {
         "good": ("limited", waived),
-        "smoke": ("limited", ("--profile", "smoke", *waived)),
+        "smoke": ("limited", ("--profile", "smoke")),
         "bad": ("limited", ()),
         "crashed": ("dying", waived),
         "away": ("away", ()),
