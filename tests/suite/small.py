@@ -41,7 +41,6 @@ from forebay.specs.suite.fixtures import Another
 EVERY_CLAUSE = """
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.clause(*{shown})
-@pytest.mark.smoke(*{shown})
 def test_decode(backend: Backend, path: str) -> None:
     with scene(backend, (5, 3), head_dim=8) as s:
         s.check(path=path)
