@@ -19,10 +19,12 @@ from typing import Final
 import pluggy
 
 from forebay.runtime import hookspec
+from forebay.runtime.plugin_guard import PluginGuard, message_of
 from forebay.specs.descriptor import ENTRY_POINT_GROUP, HOOK_PROJECT, Availability, BackendDescriptor, ModeDescriptor
 from forebay.specs.errors import BackendUnavailable, InvalidInput, UnknownBackend
 
 IN_PROCESS: Final = "registered in this process"
+UNNAMED: Final = "unnamed distribution"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Plugin:
     version: str
     target: str = ""
     descriptor: BackendDescriptor | None = None
-    error: Exception | SystemExit | None = field(default=None, compare=False)
+    error: BaseException | None = field(default=None, compare=False)
     traceback: str = field(default="", repr=False, compare=False)
 
     @property
@@ -60,8 +62,8 @@ class PluginManager:
     def discover(cls) -> PluginManager:
         """A manager that holds every entry point of the group ``forebay.backends``; no plugin can make this raise."""
         manager = cls()
-        for distribution, name in _installed():
-            manager._plugins += _read_entry_points(distribution, name)
+        for distribution in _installed():
+            manager._plugins += _read_entry_points(distribution)
         return manager
 
     def register(
@@ -73,11 +75,11 @@ class PluginManager:
         broken, as one found by discovery is.
         """
         found = BackendDescriptor.__name__ if isinstance(plugin, BackendDescriptor) else type(plugin).__name__
-        try:
+        record = None
+        with PluginGuard() as guard:
             descriptor = plugin if isinstance(plugin, BackendDescriptor) else describe(plugin)
             record = _described(descriptor, name or descriptor.name, distribution, version, found)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything; it is kept, not lost
-            record = _broken(error, name or found, distribution, version, found)
+        record = record or _broken(guard.error, name or found, distribution, version, found)
         self._plugins.append(record)
         return record
 
@@ -163,59 +165,76 @@ def probe(mode: ModeDescriptor, install_hint: str) -> Availability:
     A module of ``mode.requires`` that is missing makes it unusable, with ``install_hint``. A probe that raises makes it
     unusable too, with the original exception as ``cause``.
     """
-    try:
+    availability: object = None
+    with PluginGuard() as guard:
         missing = [name for name in mode.requires if importlib.util.find_spec(name) is None]
         if missing:
             return Availability(usable=False, reason=f"not installed: {', '.join(missing)}", hint=install_hint)
-        availability: object = mode.probe()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything; it is kept, not lost
-        return _failed_probe(error, install_hint)
-    if not isinstance(availability, Availability):
-        wrong = InvalidInput(f"the probe returned {availability!r}; expected an Availability")
-        return _failed_probe(wrong, install_hint)
-    return availability
+        availability = mode.probe()
+        if not isinstance(availability, Availability):
+            raise InvalidInput(f"the probe returned {availability!r}; expected an Availability")
+    if isinstance(availability, Availability):
+        return availability
+    return Availability(
+        usable=False,
+        reason=f"its probe failed: {describe_error(guard.error)}",
+        hint=install_hint,
+        cause=guard.error,
+    )
 
 
 def describe_error(error: BaseException | None) -> str:
     """``Type: first line of the message``, as one line of a report."""
-    lines = str(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _failed_probe(error: Exception | SystemExit, install_hint: str) -> Availability:
-    return Availability(
-        usable=False, reason=f"its probe failed: {describe_error(error)}", hint=install_hint, cause=error
-    )
-
-
-def _installed() -> Iterator[tuple[Distribution, str]]:
-    """The distributions that declare backends and their names, each once: the first on the import path hides others."""
+def _installed() -> Iterator[Distribution]:
+    """The distributions that declare backends, each name once: the first on the import path hides others."""
     seen = set()
     for distribution in distributions():
-        if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+        if not _declares_backends(distribution):
             continue
-        name = distribution.metadata["Name"] or "unnamed distribution"
+        name, _ = _identity(distribution)
         normalized = re.sub(r"[-_.]+", "-", name).lower()
         if normalized not in seen:
             seen.add(normalized)
-            yield distribution, name
+            yield distribution
 
 
-def _read_entry_points(distribution: Distribution, name: str) -> list[Plugin]:
+def _declares_backends(distribution: Distribution) -> bool:
+    """Whether the group stands in its entry points, also where these are not UTF-8 and reading them as text fails."""
+    text: str | None = None
+    with PluginGuard() as guard:
+        text = distribution.read_text("entry_points.txt")
+    if isinstance(guard.error, UnicodeDecodeError):
+        return ENTRY_POINT_GROUP.encode() in guard.error.object
+    return ENTRY_POINT_GROUP in (text or "")
+
+
+def _identity(distribution: Distribution) -> tuple[str, str]:
+    """Its name and version; stand-ins where its metadata cannot be read."""
+    with PluginGuard():
+        return distribution.metadata["Name"] or UNNAMED, distribution.version or ""
+    return UNNAMED, ""
+
+
+def _read_entry_points(distribution: Distribution) -> list[Plugin]:
     """The plugins of one distribution; metadata that cannot be parsed gives one broken plugin of that name."""
-    try:
+    name, version = _identity(distribution)
+    entries: tuple[EntryPoint, ...] = ()
+    with PluginGuard() as guard:  # damaged metadata fails in many ways
         entries = tuple(distribution.entry_points.select(group=ENTRY_POINT_GROUP))
-    except Exception as error:  # noqa: BLE001  # damaged metadata fails in many ways; it is kept, not lost
-        return [_broken(error, name, name, distribution.version, "entry_points.txt")]
-    return [_load_entry_point(entry, name, distribution.version) for entry in entries]
+    if guard.error is not None:
+        return [_broken(guard.error, name, name, version, "entry_points.txt")]
+    return [_load_entry_point(entry, name, version) for entry in entries]
 
 
 def _load_entry_point(entry: EntryPoint, distribution: str, version: str) -> Plugin:
     """Import one entry point's plugin and ask it for its descriptor, or record why that failed."""
-    try:
+    with PluginGuard() as guard:
         return _described(describe(entry.load()), entry.name, distribution, version, entry.value)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything; it is kept, not lost
-        return _broken(error, entry.name, distribution, version, entry.value)
+    return _broken(guard.error, entry.name, distribution, version, entry.value)
 
 
 def _described(descriptor: BackendDescriptor, name: str, distribution: str, version: str, target: str) -> Plugin:
@@ -226,6 +245,8 @@ def _described(descriptor: BackendDescriptor, name: str, distribution: str, vers
     return Plugin(name=name, distribution=distribution, version=version, target=target, descriptor=descriptor)
 
 
-def _broken(error: Exception | SystemExit, name: str, distribution: str, version: str, target: str) -> Plugin:
-    text = "".join(traceback.format_exception(error))
+def _broken(error: BaseException | None, name: str, distribution: str, version: str, target: str) -> Plugin:
+    text = ""
+    with PluginGuard():  # a traceback shows the exception's own texts
+        text = "".join(traceback.format_exception(error))
     return Plugin(name=name, distribution=distribution, version=version, target=target, error=error, traceback=text)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.runtime.plugin_guard import PluginGuard
 from forebay.runtime.plugins import Plugin, PluginManager, describe_error, probe
 from forebay.runtime.settings import Settings, Source
 from forebay.specs.descriptor import AUTO, BackendDescriptor, Candidate, ModeDescriptor, Selection
@@ -289,16 +290,19 @@ def _load_driver(
     from forebay.specs.driver import Driver
 
     label = mode_label(selection.name, mode)
-    try:
-        driver: object = mode.load(**options)
-    except ForebayError:
-        raise
-    except (Exception, SystemExit) as error:
+    driver: object = None
+    with PluginGuard(
+        keep_environment=True
+    ) as guard:  # a vendor library may be set up by variables for as long as it lives
+        driver = mode.load(**options)
+    if isinstance(guard.error, ForebayError):
+        raise guard.error
+    if guard.error is not None:
         _, descriptor = manager.find(selection.name)
         raise BackendUnavailable(
-            f"backend '{label}' failed while its driver was loaded: {describe_error(error)}; "
+            f"backend '{label}' failed while its driver was loaded: {describe_error(guard.error)}; "
             f"{manager.describe_known()}; to make it usable: {descriptor.install_hint}"
-        ) from error
+        ) from guard.error
     if not isinstance(driver, Driver):
         raise BackendUnavailable(
             f"backend '{label}' ({selection.distribution}) loaded {driver!r}; expected a forebay.specs.driver.Driver"

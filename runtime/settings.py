@@ -45,19 +45,28 @@ def isolated_environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def isolated(folder: Path) -> Iterator[None]:
-    """The same in this process, for children that are copies of it; what was there before is there again afterwards."""
+def restored_environment() -> Iterator[None]:
+    """Undo, at the end of the ``with`` block, every change that was made to this process's environment in it."""
     before = dict(os.environ)
     try:
-        _replace_environment(isolated_environment(folder))
         yield
     finally:
         _replace_environment(before)
 
 
+@contextmanager
+def isolated(folder: Path) -> Iterator[None]:
+    """As :func:`isolated_environment` in this process, for children that are copies of it; undone at the end of the ``with`` block."""
+    with restored_environment():
+        _replace_environment(isolated_environment(folder))
+        yield
+
+
 def _replace_environment(variables: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
+    """Set what differs and no more: a variable that stays as it is must not be missing for a moment in another thread."""
+    for name in set(os.environ) - set(variables):
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -23,17 +24,23 @@ AttentionPath = Literal["direct", "gather"]
 PATHS: Final = ("direct", "gather")
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max) / 2
 """Half the largest float32: a factor of base conversion must still fit."""
+FLOAT32_LEAST: Final = float(np.finfo(np.float32).tiny)
+"""The least normal float32: a device may flush smaller ones to zero."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionParams:
     """Parameters of one attention.
 
+    Numbers may be Python's or numpy's scalars; they are kept as ``float`` and ``int``. A bool is none.
+
     Attributes:
         scale: multiplies q·k; None is ``1/sqrt(D)`` (Vaswani et al. 2017).
         window: sliding window W that counts the current token: query at position p sees keys > p - W.
-        softcap: logit soft-cap c: ``c * tanh(score / c)`` (Gemma 2).
-        sinks: float32 ``[Hq]`` device array: one extra logit a head that takes part in the denominator and the LSE only.
+        softcap: logit soft-cap c: ``c * tanh(score / c)`` (Gemma 2); not so small that float32 may flush it to zero.
+        sinks: float32 ``[Hq]`` device array: one extra logit a head that takes part in the denominator and the LSE only. Each is
+            finite, or -inf for a head without a sink. The values are the device's, so the host checks none: with +inf or NaN the rows
+            and the LSE of that head are undefined.
 
     Raises:
         InvalidInput: a value out of range.
@@ -45,22 +52,37 @@ class AttentionParams:
     sinks: Array | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.window, int) and self.window > INT32_MAX:
-            raise InvalidInput(f"AttentionParams.window: got {self.window}, expected at most {INT32_MAX}")
-        if self.window is not None and (
-            isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1
-        ):
-            raise InvalidInput(
-                f"AttentionParams.window: got {self.window!r}, expected None or an int >= 1 (it counts the current token)"
-            )
+        window: object = self.window
+        if window is not None:
+            if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
+                raise InvalidInput(
+                    f"AttentionParams.window: got {window!r}, expected None or an int >= 1 (it counts the current token)"
+                )
+            if int(window) > INT32_MAX:
+                raise InvalidInput(f"AttentionParams.window: got {window}, expected at most {INT32_MAX}")
+            object.__setattr__(self, "window", int(window))
         for name in ("scale", "softcap"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and abs(value) <= FLOAT32_MAX):
+            value: object = getattr(self, name)
+            if value is None:
+                continue
+            number = math.nan if isinstance(value, bool) else _as_float(value)
+            if not abs(number) <= FLOAT32_MAX:
                 raise InvalidInput(
                     f"AttentionParams.{name}: got {value!r}, expected None or a number finite in float32"
                 )
-        if self.softcap is not None and self.softcap <= 0:
-            raise InvalidInput(f"AttentionParams.softcap: got {self.softcap!r}, expected None or a positive number")
+            object.__setattr__(self, name, number)
+        if self.softcap is not None and self.softcap < FLOAT32_LEAST:
+            raise InvalidInput(
+                f"AttentionParams.softcap: got {self.softcap!r}, expected None or a positive number, at least {FLOAT32_LEAST:.3g}"
+            )
+
+
+def _as_float(value: object) -> float:
+    """A number as Python's, NaN where it is none or too large for one."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an int without bounds
+        return math.nan
 
 
 @dataclass(frozen=True, eq=False)

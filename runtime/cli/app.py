@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from forebay.runtime.cli import backends, conform, doctor, faults, generate, mod
 from forebay.runtime.cli.console import Shared, print_error, shared_of
 from forebay.runtime.settings import traceback_wanted
 from forebay.specs.errors import ForebayError
+from forebay.specs.signals import ENDING, INTERRUPT, exit_code, heard, interrupted_by
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 USAGE_ERROR: Final[Any] = typer.BadParameter.mro()[1]
 """The parser's error for a wrong command line; which library defines it depends on typer's version."""
 
@@ -70,26 +71,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (``sys.argv`` when None) and return the exit code.
 
     0: done. 1: a check failed, or an error that is a fault of Forebay itself. 2: an error the user can act on, told in one
-    line on stderr. 130: interrupted.
+    line on stderr. 130: interrupted. 143 and 129: ended by SIGTERM, and by SIGHUP, after the same cleaning up.
     """
     shared = Shared()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a model's text may hold what the terminal's encoding lacks
     command = typer.main.get_command(app)
+    told: list[str] = []
+
+    def end(name: str) -> None:
+        told.append(name)
+        interrupted_by(name)
+
     try:
-        code = command.main(
-            args=None if arguments is None else list(arguments), prog_name="forebay", standalone_mode=False, obj=shared
-        )
-        sys.stdout.flush()
+        with heard(ENDING, end):
+            code = command.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="forebay",
+                standalone_mode=False,
+                obj=shared,
+            )
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        code = EXIT_INTERRUPTED
+        code = exit_code(INTERRUPT[0])
     except BrokenPipeError:  # the reader of our output has gone; what is still buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILURE
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the last stop: every error becomes a line and a code
         code = _report(error, shared)
-    if code == EXIT_INTERRUPTED:
-        print("interrupted", file=sys.stderr)
+    if told:
+        code = exit_code(told[0])
+    by_signal = {exit_code(name): name for name in (*INTERRUPT, *ENDING) if name in signal.Signals.__members__}
+    if code in by_signal:
+        print("interrupted" if by_signal[code] in INTERRUPT else f"ended by {by_signal[code]}", file=sys.stderr)
     return int(code or 0)
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,13 +17,16 @@ from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, End
 from forebay.runtime.plugins import PluginManager
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
+from forebay.specs.signals import exit_code
 from forebay.specs.suite.command import suite_arguments
+
+if TYPE_CHECKING:
+    from forebay.specs.suite.verifier import Installed
 
 NEEDED: Final = ("pytest", "hypothesis")
 NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
 SHOWN: Final = 20
 """Faults of a record that are printed at most."""
-INTERRUPTED: Final = 130
 CONFORMING: Final = ("conformant", "conformant with waivers", "passed", "passed with waivers")
 
 
@@ -51,7 +54,8 @@ def conform(
     """Judge a backend by the shared suite.
 
     Exit code 0: it holds everything that was asked. 1: it does not, or the record that was to be verified is not valid. 2: nothing
-    could be judged; the reason is told. 130: interrupted; the record holds what was known.
+    could be judged; the reason is told. 130: interrupted,
+    143: told to end (SIGTERM); the record holds what was known.
     """
     _check_installed(NEEDED if html is None else (*NEEDED, *NEEDED_BY_PAGE))
     from forebay.specs.suite.journal import journal_of
@@ -81,7 +85,7 @@ def conform(
         made = _finished(path, ended)
     _write_reports(made, html=html, junit=junit, statement=statement)
     if ended.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code(ended.interrupted))
     if made["verdict"] not in CONFORMING:
         raise typer.Exit(1 if made["backend"] is not None else 2)
 
@@ -175,13 +179,16 @@ def _write(path: Path, text: str) -> None:
         raise ForebayError(f"conform: {path}: {error}") from error
 
 
-def installed_kind(name: str, mode: str) -> str | None:
-    """What kind of device an installed backend says it is, None if there is no such backend or mode here."""
+def installed(name: str, mode: str) -> Installed | None:
+    """What is installed under a backend's name, None if there is no such backend or mode here."""
+    from forebay.specs.suite.verifier import Installed
+
     try:
-        _, descriptor = PluginManager.discover().find(name)
+        plugin, descriptor = PluginManager.discover().find(name)
     except ForebayError:
         return None
-    return next((each.kind for each in descriptor.modes if each.name == mode), None)
+    kind = next((each.kind for each in descriptor.modes if each.name == mode), None)
+    return None if kind is None else Installed(kind, plugin.distribution, plugin.version)
 
 
 def _verify(path: Path) -> None:
@@ -195,13 +202,22 @@ def _verify(path: Path) -> None:
             command = [*PYTEST, *suite_arguments(Path(folder))]
             return collect(requested, profile, command, isolated_environment(Path(folder)))
 
+        absent: list[str] = []
+
+        def found(name: str, mode: str) -> Installed | None:
+            here = installed(name, mode)
+            absent.extend([] if here else [name])
+            return here
+
         try:
-            faults = faults_of(path, collected, installed_kind)
+            faults = faults_of(path, collected, found)
         except OSError as error:
             raise ForebayError(f"conform --verify {path}: {error}") from error
     for fault in faults[:SHOWN]:
         print(f"{path}: {fault}")
     if len(faults) > SHOWN:
         print(f"{path}: and {len(faults) - SHOWN} more")
+    for name in absent:
+        print(f"{path}: {name!r} is not installed here: its kind, distribution and version were not compared")
     print(f"{path}: {'not a valid record' if faults else 'valid'}")
     raise typer.Exit(1 if faults else 0)

@@ -65,19 +65,24 @@ def faults(
         said = result.detail or by
         print(f"{result.verdict:24} {result.fault.clause:4} {result.fault.id}  {said}{when}", flush=True)
 
-    if matrix is None:
-        for result in _judged(chosen, full=full, workers=workers):
-            show(result)
-    else:
-        with Results(matrix / matrices.PARTIAL) as kept:
-            for result in kept.taken_up(chosen):
-                show(result, "  (an earlier run)")
-            done = {result.fault.id for result in results}
-            for result in _judged([f for f in chosen if f.id not in done], full=full, workers=workers):
-                kept.add(result)
+    try:
+        if matrix is None:
+            for result in _judged(chosen, full=full, workers=workers):
                 show(result)
-        matrices.write(results, matrix)
-        kept.discard()
+        else:
+            with Results(matrix / matrices.PARTIAL) as kept:
+                for result in kept.taken_up(chosen):
+                    show(result, "  (an earlier run)")
+                done = {result.fault.id for result in results}
+                for result in _judged([f for f in chosen if f.id not in done], full=full, workers=workers):
+                    kept.add(result)
+                    show(result)
+                matrices.write(results, matrix)
+                kept.discard()
+    except KeyboardInterrupt as error:
+        by = str(error) or "an interrupt"
+        print(f"STOPPED by {by}: {len(results)} of {len(chosen)} faults were judged", flush=True)
+        raise
     bad = [result for result in results if not result.good]
     print(f"{len(results)} faults, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
     raise typer.Exit(1 if bad else 0)

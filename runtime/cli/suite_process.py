@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
+from forebay.specs.signals import ENDING, INTERRUPT, heard
+
 USAGE_ERROR: Final = 4
 NO_TESTS: Final = 5
 PYTEST: Final = (sys.executable, "-P", "-m", "pytest")
@@ -31,13 +33,13 @@ class Ended:
     Attributes:
         status: its exit status, or minus the signal that killed it.
         complaint: what a usage error said.
-        interrupted: whether the user stopped it.
+        interrupted: the signal by which it was stopped, a user's Ctrl-C among them; ``""`` where it was not.
         stalled_s: seconds without progress after which it was killed, None where it was not.
     """
 
     status: int
     complaint: str
-    interrupted: bool
+    interrupted: str
     stalled_s: float | None = None
 
     def told(self) -> str:
@@ -70,33 +72,45 @@ def run_pytest(
 ) -> Ended:
     """Run pytest to its end; what it prints is passed on at once, but for the text of a usage error.
 
-    It is killed once the file ``progress`` has not grown for ``stall_s`` seconds.
+    It is killed once the file ``progress`` has not grown for ``stall_s`` seconds. A Ctrl-C, and a signal that would end this process,
+    end pytest instead, and then ``Ended`` says so; none leaves it running behind.
     """
-    process = subprocess.Popen(  # noqa: S603  # this interpreter
-        [*PYTEST, *arguments], env=dict(environment), stderr=subprocess.PIPE, text=True, errors="backslashreplace"
-    )
-    complaint: list[str] = []
-    relay = threading.Thread(target=_relay, args=(process.stderr, complaint), daemon=True)
-    relay.start()
-    watched = None if progress is None else Progress(progress)
-    interrupted = stalled = False
-    while True:
-        try:
-            status = process.wait(_GRACE_S if interrupted else _LOOK_S)
-            break
-        except KeyboardInterrupt:  # from a terminal pytest got it too: it ends the run and writes what it knows
-            interrupted = True
-        except subprocess.TimeoutExpired:
-            stalled = not interrupted and watched is not None and watched.still_s() > stall_s
-            if interrupted or stalled:
-                status = _made_to_end(process, at_once=stalled)
-                break
-    relay.join(_GRACE_S)
+    told: list[str] = []
+    with heard((*INTERRUPT, *ENDING), told.append):
+        process = subprocess.Popen(  # noqa: S603  # this interpreter
+            [*PYTEST, *arguments], env=dict(environment), stderr=subprocess.PIPE, text=True, errors="backslashreplace"
+        )
+        complaint: list[str] = []
+        relay = threading.Thread(target=_relay, args=(process.stderr, complaint), daemon=True)
+        relay.start()
+        status, stalled = _wait(process, told, None if progress is None else Progress(progress), stall_s)
+        relay.join(_GRACE_S)
     text = "".join(complaint)
     if status != USAGE_ERROR:
         sys.stderr.write(text)
-    told = " ".join(text.removeprefix(_COMPLAINT).split())
-    return Ended(status, told, interrupted, stall_s if stalled else None)
+    said = " ".join(text.removeprefix(_COMPLAINT).split())
+    return Ended(status, said, told[0] if told else "", stall_s if stalled else None)
+
+
+def _wait(
+    process: subprocess.Popen[str], told: Sequence[str], watched: Progress | None, stall_s: float
+) -> tuple[int, bool]:
+    """Wait for the end, pass on the signals ``told`` as they come, and see to it that one of them is enough; whether it was killed
+    for making no progress."""
+    passed_on, since = 0, 0.0
+    while True:
+        try:
+            return process.wait(_LOOK_S), False
+        except subprocess.TimeoutExpired:
+            pass
+        for name in told[passed_on:]:
+            passed_on, since = passed_on + 1, time.monotonic()
+            if name not in INTERRUPT:  # from a terminal pytest got that too: it ends the run and writes what it knows
+                process.send_signal(signal.Signals[name])
+        if passed_on and time.monotonic() - since > _GRACE_S:
+            return _made_to_end(process, at_once=False), False
+        if not passed_on and watched is not None and watched.still_s() > stall_s:
+            return _made_to_end(process, at_once=True), True
 
 
 def _made_to_end(process: subprocess.Popen[str], *, at_once: bool) -> int:

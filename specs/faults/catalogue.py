@@ -131,13 +131,13 @@ def parse(area: str, text: str) -> tuple[Fault, ...]:
 
 
 def select(names: Iterable[str]) -> tuple[Fault, ...]:
-    """The faults of these ids; all of them if there is none.
+    """The faults of these ids, each once; all of them if there is none.
 
     Raises:
         InvalidInput: an id is unknown.
     """
     known = faults()
-    wanted = list(names)
+    wanted = list(dict.fromkeys(names))
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InvalidInput(f"no fault {', '.join(unknown)}; forebay faults --list names all {len(known)}")

@@ -141,7 +141,9 @@ def _warmed() -> dict[str, list[str]]:
     imported here too, so that it need not be in the process of each fault.
     """
     end, there = _fork().Pipe(duplex=False)
-    process = _fork().Process(target=_collect, args=(there,))
+    process = _fork().Process(
+        target=_collect, args=(there,), daemon=True
+    )  # it ends with this process, whatever ends this one
     process.start()
     there.close()
     clauses: dict[str, list[str]]
@@ -181,7 +183,9 @@ class _Running:
         self._began = time.monotonic()
         self._at = ""
         self.end, there = _fork().Pipe(duplex=False)
-        self._process = _fork().Process(target=_seed_and_judge, args=(fault, clauses, tuple(broken), there))
+        self._process = _fork().Process(
+            target=_seed_and_judge, args=(fault, clauses, tuple(broken), there), daemon=True
+        )
         self._process.start()
         there.close()
 

@@ -16,6 +16,7 @@ import pytest
 
 from forebay.specs import Backend, Capabilities
 from forebay.specs.clauses import catalogue
+from forebay.specs.signals import ENDING, heard, interrupted_by
 from forebay.specs.sources import suite_hash
 from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
@@ -123,6 +124,12 @@ class Judge:
                 ],
             },
         )
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """A signal that would end the process without a word ends the run as a Ctrl-C does, with a record that names it."""
+        with heard(ENDING, interrupted_by):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -318,11 +318,28 @@ def test_query_heads_that_do_not_divide_are_refused_everywhere(kv_heads: int, he
         ({"softcap": float("nan")}, "softcap: got nan"),
         ({"scale": float("inf")}, "scale: got inf, expected None or a number finite in float32"),
         ({"scale": "1"}, "scale: got '1'"),
+        ({"scale": True}, "scale: got True, expected None or a number"),
+        ({"softcap": True}, "softcap: got True"),
+        ({"scale": np.bool_(True)}, "scale: got "),
+        ({"window": np.bool_(True)}, "window: got "),
+        ({"scale": np.ones(1)}, "scale: got array"),
+        ({"scale": 1j}, "scale: got 1j"),
+        ({"window": np.int64(0)}, "window: got "),
+        ({"softcap": 1e-320}, "softcap: got 1e-320, expected None or a positive number, at least 1.18e-38"),
     ],
 )
 def test_parameters_out_of_range_are_refused(params: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         AttentionParams(**params)
+
+
+@pytest.mark.clause("D9")
+@pytest.mark.parametrize("of", [float, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("whole", [int, np.int8, np.uint32, np.int64])
+def test_numbers_of_numpy_are_numbers(of: type[Any], whole: type[Any]) -> None:
+    """A driver gets them as Python's, so that none computes in the precision of a scalar."""
+    made = AttentionParams(scale=of(0.5), softcap=whole(3), window=whole(7))
+    assert [(type(x), x) for x in (made.scale, made.softcap, made.window)] == [(float, 0.5), (float, 3.0), (int, 7)]
 
 
 @pytest.mark.beyond_core

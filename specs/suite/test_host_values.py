@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, KVGeometry, WriteLoc
 from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, host_bits
-from forebay.specs.suite.kv import int32, put_values
+from forebay.specs.suite.kv import int32, put_values, scene
 
 INT32_MAX = 2**31 - 1
 
@@ -107,6 +107,16 @@ def test_counts_stay_at_their_largest_value(backend: Backend) -> None:
 def test_parameters_that_float32_or_int32_cannot_hold_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"finite in float32|at most"):
         AttentionParams(**fields)
+
+
+@pytest.mark.clause("D9")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_a_sink_of_minus_infinity_is_none(backend: Backend, path: str) -> None:
+    """It takes nothing of the denominator: such a head's row is that of a call without sinks, beside a head that has one."""
+    with scene(backend, (5, 40, 0), heads=2) as s:
+        s.check(sinks=np.array([-np.inf, 1.0], np.float32), path=path)
+        s.check(sinks=np.full(2, -np.inf, np.float32), path=path)
 
 
 @pytest.mark.clause("W1")

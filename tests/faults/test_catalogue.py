@@ -81,6 +81,7 @@ def test_malformed_faults_are_refused(old: str, new: str, says: str) -> None:
 def test_faults_are_selected_by_id() -> None:
     names = list(faults())[:2]
     assert [fault.id for fault in select(names)] == names
+    assert [fault.id for fault in select([*names, names[0]])] == names, "one that is named twice is seeded once"
     assert len(select([])) == len(faults())
     with pytest.raises(InvalidInput, match="no fault nosuch"):
         select([names[0], "nosuch"])

@@ -22,7 +22,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "runtime/suite_entry.py": frozenset({"pytest"}),
     "runtime/suite_plugin.py": frozenset({"pytest"}),
     "specs/suite": frozenset({"pytest", "hypothesis", "pluggy", "jinja2", "matplotlib"}),
-    "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib"}),
+    "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib", "filelock"}),
     "runtime": frozenset({"numpy", "pluggy"}),
     SETTINGS: frozenset({"pydantic"}),
     "runtime/metrics.py": frozenset({"prometheus_client"}),

@@ -112,7 +112,12 @@ class Site:
     modules: list[str] = field(default_factory=list)
 
     def install(
-        self, distribution: str, entries: Mapping[str, str], *, version: str = "1.0", metadata: str | None = None
+        self,
+        distribution: str,
+        entries: Mapping[str, str],
+        *,
+        version: str = "1.0",
+        metadata: str | bytes | None = None,
     ) -> None:
         """``entries``: entry point name → source of its plugin module, after :data:`PLUGIN_SOURCE`."""
         lines = []
@@ -125,7 +130,7 @@ class Site:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         text = "[forebay.backends]\n" + "\n".join(lines) + "\n" if metadata is None else metadata
-        (info / "entry_points.txt").write_text(text)
+        (info / "entry_points.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
 
     def install_good(self, distribution: str, name: str, *, version: str = "1.0") -> None:
         self.install(distribution, {name: GOOD_HOOK.format(name=name)}, version=version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -171,7 +172,10 @@ def records(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Record
     """``good`` (refusals and a used waiver), ``bad`` (the same failure without the waiver), ``crashed`` (its process died), ``away``
     (its backend cannot start) and ``smoke``."""
     small = make_small(tmp_path_factory.mktemp("records") / "small")
-    small.add("test_every.py", every_clause())
+    shown = re.sub(
+        r"@pytest.mark.clause(.+)\n(?=def )", r"@pytest.mark.clause\1\n@pytest.mark.smoke\1\n", every_clause(), count=1
+    )
+    small.add("test_every.py", shown)
     small.add("test_captured.py", CAPTURED)
     small.add("test_rich.py", RICH)
     expiry = datetime.now(UTC).date() + timedelta(days=2)

@@ -178,6 +178,19 @@ MUTATIONS = (
     Mutation("counters unreadable", "its counters could not be read (why)", unread),
     Mutation("delegation denied", "its delegated operations are not those", within("counters", "delegated", stage=4)),
     Mutation("delegation claimed", "its delegated operations are not those", top(delegated={"gather": 1})),
+    Mutation("uploads of nothing", "its counters know no upload_bytes", within("counters", upload_bytes=0)),
+    Mutation("an operation that is none", "unknown key 'frobnicate'", within("counters", "launches", frobnicate=3)),
+    Mutation(
+        "a delegated operation that is none",
+        "unknown key 'frobnicate'",
+        both(within("counters", "delegated", frobnicate=3), within("delegated", frobnicate=3)),
+    ),
+    Mutation(
+        "a launch of each",
+        "and 1 launches of paged_decode, merge_partials were counted",
+        lambda r: r["counters"]["launches"].update(dict.fromkeys(r["counters"]["launches"], 1)),
+    ),
+    Mutation("tests that took no time", f"{STAGE}: pass, and it took no time", each("seconds", 0.0)),
     # waivers
     Mutation("a waiver removed", "waived, and no waiver names it", top(waivers=[])),
     Mutation("a waiver added", f"a problem it does not name: stale waiver: {RIGHT}", waive(RIGHT, state="stale")),
@@ -277,6 +290,25 @@ MUTATIONS = (
     Mutation(
         "a capability invented", "capabilities: unknown key 'mondays'", within("backend", "capabilities", mondays=True)
     ),
+    Mutation("no layouts", "layouts: [], expected some, each once", within("backend", "capabilities", layouts=[])),
+    Mutation(
+        "a layout that is none",
+        'layouts 1: "XYZ", expected one of NHD',
+        within("backend", "capabilities", layouts=["XYZ"]),
+    ),
+    Mutation(
+        "a dtype that is none",
+        'kv_dtypes 3: "int3", expected one of float32',
+        within("backend", "capabilities", kv_dtypes=["float32", "bfloat16", "int3"]),
+    ),
+    Mutation(
+        "a size twice",
+        "head_dims: [8, 64, 128, 8], expected",
+        within("backend", "capabilities", head_dims=[8, 64, 128, 8]),
+    ),
+    Mutation(
+        "a size of nothing", "head_dims 1: 0, expected a size", within("backend", "capabilities", head_dims=[0, 64])
+    ),
     Mutation("a problem invented", "a problem that it has not: dust", top(problems=["dust"])),
     # what was asked
     Mutation("smoke passed off as full", "missing result(s)", top(profile="full", verdict="conformant"), "smoke"),
@@ -301,6 +333,13 @@ MUTATIONS = (
         within("backend", kind="accelerator"),
     ),
     Mutation("a simulator called anything", 'kind: "silicon", expected one of', within("backend", kind="silicon")),
+    Mutation("another version of the backend", "'forebay-limited 99' was judged", within("backend", version="99")),
+    Mutation(
+        "another distribution", "installed is 'forebay-limited 2.5'", within("backend", distribution="forebay-other")
+    ),
+    Mutation("another Forebay", "written by forebay 0.0.0, installed is", within("versions", forebay="0.0.0")),
+    Mutation("an older Python", "python 2.7.18, on which Forebay does not run", within("versions", python="2.7.18")),
+    Mutation("a version that is none", "numpy 'new' is no version", within("versions", numpy="new")),
     Mutation("fewer examples", "its inputs were drawn by", within("seeds", hypothesis_max_examples=1)),
     Mutation("random examples", "its inputs were drawn by", within("seeds", hypothesis="random")),
     # the suite, the contract, the form
@@ -346,6 +385,7 @@ MUTATIONS = (
     ),
     Mutation("no end", "it has no end and does not say that it was stopped", top(ended=None)),
     Mutation("an end before the start", "it ended before it started", shift(ended=-3600)),
+    Mutation("a run of the future", "it is of the future", shift(started=10**9, ended=10**9)),
     Mutation("a start that is no time", "its times are 'noon'", top(started="noon")),
     Mutation(
         "times without a zone", "name no zone", lambda r: r.update(started=r["started"][:19], ended=r["ended"][:19])

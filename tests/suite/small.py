@@ -15,6 +15,14 @@ import forebay.specs
 from forebay.specs.clauses import catalogue
 
 PROGRAM = "import sys; from forebay.runtime.cli.app import main; sys.exit(main())"
+SLOW = """
+@pytest.mark.clause("D1")
+def test_slow(backend: Backend) -> None:
+    import time
+
+    time.sleep(60)
+"""
+"""A test that does not end by itself."""
 START = """
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import faults
 from tests.cli.running import ROOT
 from tests.suite.conftest import Records
-from tests.suite.small import PROGRAM, Outcome, Small
+from tests.suite.small import PROGRAM, SLOW, Outcome, Small
 
 NONSENSE = {
     "pytest.ini": "[pytest]\naddopts = --nonsense\npython_files = *.txt\n",
@@ -216,74 +215,6 @@ def test_a_process_that_is_killed_leaves_a_record_and_every_report(
     assert {path.name for path in tmp_path.iterdir()} == set(files.values())
     for name in files.values():
         assert "its process was killed by SIGKILL" in (tmp_path / name).read_text(encoding="utf-8")
-
-
-# -- interrupts ------------------------------------------------------------------------------------------------------------
-
-SLOW = """
-@pytest.mark.clause("D1")
-def test_slow(backend: Backend) -> None:
-    import time
-
-    time.sleep(60)
-"""
-IMPATIENT = """
-import sys
-from forebay.runtime.cli import suite_process
-
-suite_process._GRACE_S = 3.0
-print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
-"""
-
-
-def interrupted(small: Small, arguments: list[str], ready: Path, *, group: bool) -> tuple[int, str, str]:
-    """Start a process, interrupt it, or its whole group as a terminal does, once ``ready`` has a second line, and wait for its end."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", *arguments],
-        cwd=small.work,
-        env=small.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (ready.exists() and ready.read_text(encoding="utf-8").count("\n") > 1):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.3)
-        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out, err
-
-
-@pytest.mark.clause("G2")
-def test_an_interrupt_ends_the_run_with_a_record_of_what_was_known(small: Small) -> None:
-    small.add("test_first.py", SLOW.replace("60", "0").replace("slow", "quick"))
-    small.add("test_slow.py", SLOW)
-    arguments = [PROGRAM, "conform", "sim", "--record", "record.json", "--statement", "statement.md"]
-    code, out, err = interrupted(small, arguments, small.work / "record.json.journal", group=True)
-    assert (code, err) == (130, "interrupted\n")
-    assert "STOPPED KeyboardInterrupt" in out
-    record = json.loads((small.work / "record.json").read_text(encoding="utf-8"))
-    assert outcomes(record)["test_first.py::test_quick"] == "pass"
-    assert outcomes(record)["test_slow.py::test_slow"] == "not-run"
-    assert record["verdict"] == "failed"
-    assert {path.name for path in small.work.iterdir()} == {"record.json", "statement.md"}
-
-
-def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None:
-    ready = small.work / "ready"
-    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
-    (small.work / "test_slow.py").write_text(test, encoding="utf-8")
-    code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
-    assert code == 0
-    assert "Ended(status=2, complaint='', interrupted=True, stalled_s=None)" in out
 
 
 # -- devices that hang -----------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from tests.suite.small import make_whole
 
 @pytest.mark.parametrize("profile", ["smoke", "full"])
 def test_a_backend_of_the_core_conforms(tmp_path: Path, elsewhere: Path, profile: str) -> None:
-    said, record = make_whole(tmp_path / "whole").record("--profile", profile, backend="core", path=elsewhere)
+    whole = make_whole(tmp_path / "whole")
+    said, record = whole.record("--profile", profile, backend="core", path=elsewhere)
     assert record["verdict"] == ("conformant" if profile == "full" else "passed"), said.out[-3000:]
     assert record["summary"]["refused"] > (300 if profile == "full" else 0)
     assert record["summary"]["pass"] > (800 if profile == "full" else 40)
+    assert whole.forebay("conform", "--verify", "record.json", path=elsewhere).out == "record.json: valid\n"
 
 
 def test_its_limits_are_the_core() -> None:

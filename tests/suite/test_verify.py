@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite import verifier
 from forebay.specs.suite.command import suite_arguments
-from forebay.specs.suite.verifier import Asked, faults_of
+from forebay.specs.suite.verifier import Asked, Installed, faults_of
 from forebay.specs.suite.verifier.installed import collect
 from tests.cli.running import Outcome, assert_one_line, run_process
 from tests.suite.conftest import Records
@@ -31,13 +32,14 @@ from tests.suite.mutations import MUTATIONS, Mutation
 
 IMPORTS = [Path(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
 """Where this process finds what it tests, for the processes it starts."""
+SIM = Installed("simulated", "forebay", version("forebay"))
 FREE = ("info", "launches", "delegated", "errors", "tolerances")
 """Objects whose keys are whatever a backend or a test names."""
 MANY = """
 import functools, json, sys, tempfile, traceback
 from pathlib import Path
 
-from forebay.runtime.cli.conform import installed_kind
+from forebay.runtime.cli.conform import installed
 from forebay.specs.suite.command import suite_arguments
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite.verifier import faults_of
@@ -62,7 +64,7 @@ def asked(requested, profile):
     return found
 
 
-kind = functools.cache(installed_kind)
+kind = functools.cache(installed)
 said = {}
 for path in Path(sys.argv[1]).iterdir():
     try:
@@ -275,9 +277,7 @@ class Real:
 
     def faults(self, data: bytes) -> list[str]:
         (self.folder / "edited.json").write_bytes(data)
-        return faults_of(
-            self.folder / "edited.json", lambda requested, profile: self.asked, lambda name, mode: "simulated"
-        )
+        return faults_of(self.folder / "edited.json", lambda requested, profile: self.asked, lambda name, mode: SIM)
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,8 @@ def test_the_command_says_valid_or_what_is_wrong(real: Real) -> None:
 def test_the_verifier_shares_no_code_with_what_it_checks() -> None:
     """It imports the contract, its own modules and, to list the tests, pytest and hypothesis."""
     folder = Path(verifier.__file__).parent
-    allowed = {"forebay.specs", "forebay.specs.clauses", "forebay.specs.descriptor", "forebay.specs.sources"}
+    parts = ("clauses", "descriptor", "driver", "dtypes", "geometry", "sources")
+    allowed = {"forebay.specs", *(f"forebay.specs.{part}" for part in parts)}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -392,6 +393,6 @@ def test_the_verifier_shares_no_code_with_what_it_checks() -> None:
         "forebay.specs.suite.verifier",
         *(
             f"forebay.specs.suite.verifier.{name}"
-            for name in ("content", "installed", "listing", "results", "shape", "whole")
+            for name in ("content", "implied", "installed", "listing", "results", "shape", "whole")
         ),
     }

@@ -12,17 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forebay.specs.suite.verifier.content import content_faults
-from forebay.specs.suite.verifier.installed import Asked, identity_faults, membership_faults
+from forebay.specs.suite.verifier.installed import Asked, Installed, identity_faults, membership_faults
 from forebay.specs.suite.verifier.shape import NotARecord, read_record
 
-__all__ = ["Asked", "faults_of"]
+__all__ = ["Asked", "Installed", "faults_of"]
 
 
-def faults_of(path: Path, collect: Callable[[str, str], Asked], kind_of: Callable[[str, str], str | None]) -> list[str]:
+def faults_of(
+    path: Path, collect: Callable[[str, str], Asked], installed: Callable[[str, str], Installed | None]
+) -> list[str]:
     """What is wrong with the record in a file, each in one printable line; ``[]`` if nothing is.
 
     ``collect(requested, profile)`` says what the installed suite asks a backend; it raises ValueError where that cannot be known.
-    ``kind_of(name, mode)`` says what kind of device the installed backend of that name is, None where there is none.
+    ``installed(name, mode)`` says what is installed under a backend's name, None where nothing is; then its kind, its distribution and
+    its version are taken as they stand.
 
     Raises:
         OSError: the file cannot be read.
@@ -31,7 +34,7 @@ def faults_of(path: Path, collect: Callable[[str, str], Asked], kind_of: Callabl
         record = read_record(path.read_bytes())
     except NotARecord as error:
         return [_printable(fault) for fault in error.faults]
-    faults = list(identity_faults(record, kind_of))
+    faults = list(identity_faults(record, installed))
     try:
         asked = collect(record["requested"], record["profile"])
     except ValueError as error:

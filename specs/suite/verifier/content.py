@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
+from forebay.specs.suite.verifier.implied import implied_faults
 from forebay.specs.suite.verifier.installed import Asked
 from forebay.specs.suite.verifier.results import result_faults
 from forebay.specs.suite.verifier.shape import KINDS
@@ -14,7 +15,9 @@ from forebay.specs.suite.verifier.whole import core_gaps, problems_of, state_of
 
 _SLACK: Final = timedelta(seconds=5)
 """Clocks that tests and runs are timed by differ a little."""
-_COUNTED_BY_CORE: Final = ("run", "capture", "replay", "uploads", "downloads")
+_SKEW: Final = timedelta(hours=1)
+"""Clocks of two machines may differ by more."""
+_COUNTED_BY_CORE: Final = ("run", "capture", "replay", "uploads", "upload_bytes", "downloads")
 """Acts that no backend can pass the whole suite without: the contract itself counts them, and nobody can declare them away."""
 
 Record = Mapping[str, Any]
@@ -27,6 +30,7 @@ def content_faults(record: Record, asked: Asked | None) -> Iterator[str]:
     yield from _tolerance_faults(record)
     yield from _waiver_faults(record, asked)
     yield from _counter_faults(record)
+    yield from implied_faults(record)
     yield from _time_faults(record)
     yield from _stop_faults(record)
     yield from _verdict_faults(record)
@@ -130,8 +134,11 @@ def _time_faults(record: Record) -> Iterator[str]:
     except (TypeError, ValueError):
         yield f"its times are {record['started']!r} and {record['ended']!r}"
         return
+    now = datetime.now(UTC)
     if started.tzinfo is None:
         yield f"its times {record['started']} and {record['ended']} name no zone"
+    elif max(started, ended or started) > now + _SKEW:
+        yield f"it is of the future: {record['started']} to {record['ended']}, and now it is {now.isoformat(timespec='seconds')}"
     if took is None:
         if not record["stopped"]:
             yield "it has no end and does not say that it was stopped"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,15 @@ from forebay.specs.suite.verifier.listing import OPTION
 
 LISTING: Final = "forebay.specs.suite.verifier.listing"
 MARKS: Final = ("clauses", "refuses", "cases")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed under a backend's name: the kind of device of the mode, the distribution and its version."""
+
+    kind: str
+    distribution: str
+    version: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def collect(requested: str, profile: str, pytest_command: Sequence[str], environ
     )
 
 
-def identity_faults(record: dict[str, Any], kind_of: Callable[[str, str], str | None]) -> Iterator[str]:
+def identity_faults(record: dict[str, Any], installed: Callable[[str, str], Installed | None]) -> Iterator[str]:
     """Whether the record is whole as it was written, of the installed contract and suite, and of the backend it was asked for."""
     plain = {key: value for key, value in record.items() if key != "digest"}
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -83,9 +94,32 @@ def identity_faults(record: dict[str, Any], kind_of: Callable[[str, str], str | 
         yield f"asked for {record['requested']!r}, but {backend['name']!r} was judged"
     if backend is not None and mode and mode != backend["mode"]:
         yield f"asked for {record['requested']!r}, but its mode {backend['mode']!r} was judged"
-    kind = None if backend is None else kind_of(backend["name"], backend["mode"])
-    if backend is not None and kind not in (None, backend["kind"]):
-        yield f"it calls {backend['name']!r} {backend['kind']}, the installed one is {kind}"
+    here = None if backend is None else installed(backend["name"], backend["mode"])
+    if backend is not None and here is not None:
+        if backend["kind"] != here.kind:
+            yield f"it calls {backend['name']!r} {backend['kind']}, the installed one is {here.kind}"
+        told, own = (f"{x['distribution']} {x['version']}".strip() for x in (backend, vars(here)))
+        if told != own:
+            yield f"{told!r} was judged, installed is {own!r}"
+    yield from _version_faults(record["versions"])
+
+
+def _version_faults(versions: Mapping[str, str]) -> Iterator[str]:
+    """The suite is that of one version of Forebay, which runs on some versions of Python."""
+    if versions["forebay"] != version("forebay"):
+        yield f"written by forebay {versions['forebay']}, installed is {version('forebay')}"
+    least = _numbers(metadata("forebay")["Requires-Python"])
+    if _numbers(versions["python"])[: len(least)] < least:
+        yield f"python {versions['python']}, on which Forebay does not run"
+    for name in ("numpy", "pytest", "hypothesis"):
+        if not _numbers(versions[name]):
+            yield f"{name} {versions[name]!r} is no version"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first dotted numbers of a text, as numbers; () where there are none."""
+    found = re.search(r"\d{1,9}(\.\d{1,9})*", text)
+    return tuple(map(int, found.group().split("."))) if found else ()
 
 
 def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:

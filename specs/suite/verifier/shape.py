@@ -10,6 +10,9 @@ from typing import Any, Final, NoReturn, get_args
 
 from forebay.specs import Capabilities
 from forebay.specs.descriptor import ModeKind
+from forebay.specs.driver import DELEGABLE
+from forebay.specs.dtypes import FLOAT_DTYPES
+from forebay.specs.geometry import LAYOUTS
 
 FORMAT: Final = 1
 KINDS: Final = ("pass", "fail", "refused", "waived", "not-run")
@@ -142,6 +145,18 @@ def _list_of(check: Check) -> Check:
     return checked
 
 
+def _some(check: Check) -> Check:
+    """A list that is not empty and names nothing twice."""
+
+    def checked(value: Any, where: str) -> Iterator[str]:
+        faults = list(_list_of(check)(value, where))
+        if not faults and (not value or len(set(value)) != len(value)):
+            faults = [f"{where}: {json.dumps(value)}, expected some, each once"]
+        yield from faults
+
+    return checked
+
+
 def _map_of(check: Check) -> Check:
     def checked(value: Any, where: str) -> Iterator[str]:
         yield from OBJECT(value, where)
@@ -177,6 +192,13 @@ _BY_TYPE: Final[Mapping[str, Check]] = {
     "int | None": _maybe(COUNT),
     "tuple[int, ...] | None": _maybe(_list_of(COUNT)),
 }
+_SIZES: Final = _maybe(_some(_is("a size", lambda value: _whole_number(value) and value > 0)))
+_BY_NAME: Final[Mapping[str, Check]] = {
+    "layouts": _some(_one_of(*LAYOUTS)),
+    "kv_dtypes": _some(_one_of(*FLOAT_DTYPES)),
+    "head_dims": _SIZES,
+    "block_sizes": _SIZES,
+}
 _BACKEND: Final = _fields(
     {
         "name": SAYING,
@@ -185,7 +207,9 @@ _BACKEND: Final = _fields(
         "version": TEXT,
         "kind": _one_of(*get_args(ModeKind)),
         "info": OBJECT,
-        "capabilities": _fields({field.name: _BY_TYPE[str(field.type)] for field in fields(Capabilities)}),
+        "capabilities": _fields(
+            {field.name: _BY_NAME.get(field.name, _BY_TYPE[str(field.type)]) for field in fields(Capabilities)}
+        ),
         "core_gaps": _TEXTS,
     }
 )
@@ -202,7 +226,9 @@ _COUNTED: Final = (
     "dropped",
     "invalid",
 )
-_BY_OPERATION: Final = {"launches": _map_of(COUNT), "delegated": _map_of(COUNT)}
+OPERATIONS: Final = (*DELEGABLE, "gather")
+_COUNTS: Final = _fields({}, dict.fromkeys(OPERATIONS, COUNT))
+_BY_OPERATION: Final = {"launches": _COUNTS, "delegated": _COUNTS}
 _READ: Final = _fields({**_BY_OPERATION, **dict.fromkeys(_COUNTED, COUNT), "info": OBJECT})
 _UNREADABLE: Final = _fields({**_BY_OPERATION, "unreadable": SAYING})
 
@@ -253,7 +279,7 @@ _RECORD: Final = _fields(
         "running": TEXT,
         "tolerances": _map_of(_fields({"limit": NUMBER, "largest": NUMBER, "test": SAYING})),
         "counters": _counters,
-        "delegated": _map_of(COUNT),
+        "delegated": _COUNTS,
         "waivers": _list_of(_WAIVER),
         "results": _list_of(_RESULT),
         "summary": _fields(dict.fromkeys((*KINDS, "total"), COUNT)),
