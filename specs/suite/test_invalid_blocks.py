@@ -14,7 +14,6 @@ from forebay.specs.suite.kv import (
     HEAD_DIM,
     LAYOUTS,
     Params,
-    Scene,
     claimed,
     geometry,
     int32,
@@ -23,9 +22,9 @@ from forebay.specs.suite.kv import (
     put_values,
     same_arrays,
     same_bits,
-    scene,
     slot,
 )
+from forebay.specs.suite.scenes import Scene, scene
 
 
 @pytest.mark.clause("D2", "L3")

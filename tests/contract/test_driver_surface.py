@@ -27,7 +27,8 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.driver import DELEGABLE
-from forebay.specs.suite.kv import geometry, int32, new_pool, refused, scene, unchanged
+from forebay.specs.suite.kv import geometry, int32, new_pool, refused, unchanged
+from forebay.specs.suite.scenes import scene
 from tests.contract.numpy_port import NumpyPort, opened
 from tests.sample_backend.src.forebay_sample.arrays import SampleArray
 
