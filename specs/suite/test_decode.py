@@ -321,7 +321,8 @@ def test_low_precision_kv_is_summed_in_float32(backend: Backend, dtype: str) -> 
     """
     limit = tolerance(backend, "float32")
     with scene(backend, (4097, 1030, 70, 5), heads=4, dtype=dtype, layer=1) as s:
-        for params in ({}, {"window": 600}):
+        some: tuple[Params, ...] = ({}, {"window": 600})
+        for params in some:
             want = s.expect(**params)
             for how in WAYS:
                 out, lse = s.decode(how=how, **params)

@@ -195,8 +195,9 @@ def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -
             array[...] = as_stored(np.full(array.shape, value, np.float32), dtype)
         np.testing.assert_allclose(backend.replay(trace).get()["out"], value, rtol=1e-6)
     backend.release(trace)
-    for thing in (pool, *buffers.values()):
-        backend.release(thing)
+    backend.release(pool)
+    for buffer in buffers.values():
+        backend.release(buffer)
 
 
 @pytest.mark.clause("L7")
