@@ -288,9 +288,8 @@ def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, da
             part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
             parts.append(part.decode(q_dtype=q_dtype))
         # Parts and whole are rounded to q's dtype once each, by half a unit in the last place: together within its limit.
-        for how in WAYS:
-            out, lse = merged(backend, parts, q_dtype, how)
-            s.hold(out, lse, s.expect(q_dtype=q_dtype), q_dtype)
+        out, lse = merged(backend, parts, q_dtype, "eager")
+        s.hold(out, lse, s.expect(q_dtype=q_dtype), q_dtype)
 
 
 def merged(backend: Backend, parts: list[tuple[Array, Array]], dtype: str, how: How) -> tuple[Array, Array]:

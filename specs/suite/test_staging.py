@@ -52,13 +52,23 @@ def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> 
 
 @pytest.mark.clause("S1", "S2")
 @pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
-@pytest.mark.parametrize(
-    "target", ["shadow", "NHD", "HND", "KV2", "PACKED", pytest.param("wrapped", marks=pytest.mark.beyond_core)]
-)
+@pytest.mark.parametrize("target", ["shadow", "NHD", "HND", "KV2", "PACKED"])
 @given(data=st.data())
 def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: str, data: st.DataObject) -> None:
     """Sliced, transposed, unbound views; any blocks in any order; a partial last block; nothing else changes."""
-    draw = data.draw
+    stage_any_view(backend, target, dtype, data.draw)
+
+
+@pytest.mark.clause("S1", "S2", "L1")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
+@given(data=st.data())
+def test_any_view_is_staged_into_foreign_memory(backend: Backend, dtype: str, data: st.DataObject) -> None:
+    stage_any_view(backend, "wrapped", dtype, data.draw)
+
+
+def stage_any_view(backend: Backend, target: str, dtype: str, draw: Any) -> None:
+    """Stage drawn views to drawn blocks of a new pool, and hold every byte of both of its layers against what was staged."""
     block_size = draw(claimed(backend, "block_sizes", range(1, 6)))
     head_dim = draw(claimed(backend, "head_dims", range(1, 10)))
     num_blocks = draw(st.sampled_from([8, 8, 45]))
