@@ -86,7 +86,7 @@ class Scene:
     def _as_a_step(
         self, call: Callable[[dict[str, Any]], tuple[Any, Any]], operands: dict[str, Array], q_dtype: str, how: How
     ) -> tuple[Array, Array]:
-        """The call in a Segment, warmed and captured over operands of zeros, which see nothing; the real ones come afterwards."""
+        """The call in a Segment, warmed, captured and first replayed over zeros, which see nothing; then come the real operands."""
         b = self.backend
         buffers = {
             name: b.buffer(name, np.zeros_like(x), q_dtype if name == "q" else None) for name, x in operands.items()
@@ -99,6 +99,8 @@ class Scene:
         segment = Segment("decode", fn, key=(how,), reads=tuple(buffers.values()), pools=(self.pool,))
         b.run(segment)
         trace = b.capture(segment) if how == "replay" else None
+        if trace is not None:
+            b.replay(trace)
         for name, x in operands.items():
             b.upload(buffers[name], x)
         got = (b.run(segment) if trace is None else b.replay(trace)).get()

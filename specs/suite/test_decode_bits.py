@@ -293,7 +293,7 @@ def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, da
 
 
 def merged(backend: Backend, parts: list[tuple[Array, Array]], dtype: str, how: How) -> tuple[Array, Array]:
-    """The merge of host parts as out and LSE; as a step it is captured over parts of zeros, and handed these afterwards."""
+    """The merge of host parts as out and LSE; as a step it is captured and replayed over zeros, then handed these."""
     if how == "eager":
         outs, lses = (
             [backend.to_device(x, d) for x in xs] for xs, d in zip(zip(*parts, strict=True), (dtype, None), strict=True)
@@ -316,6 +316,7 @@ def merged(backend: Backend, parts: list[tuple[Array, Array]], dtype: str, how: 
     segment = Segment("merge", fn, reads=buffers)
     backend.run(segment)
     trace = backend.capture(segment)
+    backend.replay(trace)
     for buffer, x in zip(buffers, (x for part in parts for x in part), strict=True):
         backend.upload(buffer, x)
     got = copies(backend.run(segment) if how == "run" else backend.replay(trace))
