@@ -169,12 +169,12 @@ def test_any_strides_are_written_read_copied_and_decoded(backend: Backend, data:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -> None:
     """Nothing is copied: a write shows in the foreign array, and a change of the array shows in the pool, in a trace as well."""
-    g = geometry(layout, dtype=dtype)
-    arrays = storage(layout, g)
-    pool = backend.wrap_pool(arrays, layout=layout, geometry=g)
+    g = geometry(layout, dtype=dtype, num_layers=2)
+    layers = [storage(layout, g) for _ in range(2)]
+    pool = backend.wrap_pool(layers, layout=layout, geometry=g)
     put_values(backend, pool, [16, 17], [1, 3])
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 2
-    for array in parts(arrays):
+    for array in parts(layers[0]):
         assert np.isfinite(attention.values(array)).sum() in (
             2 * g.num_kv_heads * n for n in (g.key_dim, 2 * g.key_dim)
         )
@@ -185,15 +185,17 @@ def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -
 
     def fn(b: Backend) -> Any:
         q, table, visible = (buffer.get() for buffer in buffers.values())
-        return {}, {"out": b.paged_decode(q, pool, 0, table, visible, table_len=1)}
+        return {}, {f"out {layer}": b.paged_decode(q, pool, layer, table, visible, table_len=1) for layer in range(2)}
 
     segment = Segment("attend", fn, reads=tuple(buffers.values()), pools=(pool,))
     backend.run(segment)
     trace = backend.capture(segment)
     for value in (3.0, 5.0):
-        for array in parts(arrays):
-            array[...] = as_stored(np.full(array.shape, value, np.float32), dtype)
-        np.testing.assert_allclose(backend.replay(trace).get()["out"], value, rtol=1e-6)
+        for layer, arrays in enumerate(layers):
+            for array in parts(arrays):
+                array[...] = as_stored(np.full(array.shape, value + layer, np.float32), dtype)
+        for layer, out in enumerate(backend.replay(trace).get().values()):
+            np.testing.assert_allclose(out, value + layer, rtol=1e-6)
     backend.release(trace)
     backend.release(pool)
     for buffer in buffers.values():
