@@ -34,7 +34,8 @@ def _float32(bits: HostArray, dtype: str) -> HostArray:
 
 
 def _bits(values: HostArray, dtype: str) -> HostArray:
-    return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(BITS_DTYPE[dtype])
+    with np.errstate(over="ignore"):  # what float16 cannot hold is its infinity
+        return bfloat16_bits(values) if dtype == "bfloat16" else values.astype(BITS_DTYPE[dtype])
 
 
 def _recast(bits: HostArray, source: str, target: str) -> HostArray:

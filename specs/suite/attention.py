@@ -81,8 +81,22 @@ def attend(
 
 
 def values(stored: Array) -> Array:
-    """float32 values of host KV: float32, or uint16 patterns of bfloat16."""
-    return stored if stored.dtype == np.float32 else (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    """float32 values of host KV: float32, float16, or uint16 patterns of bfloat16."""
+    return (
+        stored.astype(np.float32)
+        if stored.dtype != np.uint16
+        else (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    )
+
+
+def nearest(x: Array, dtype: str) -> Array:
+    """float32 values of the nearest ``dtype`` to each float32, ties to even."""
+    if dtype == "bfloat16":
+        return values(round_to_bfloat16(x))
+    if dtype == "float32":
+        return x
+    with np.errstate(over="ignore"):  # what float16 cannot hold is its infinity
+        return x.astype(np.float16).astype(np.float32)
 
 
 def upper_halves(x: Array) -> npt.NDArray[np.uint16]:

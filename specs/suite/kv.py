@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from forebay.specs import AttentionParams, Backend, Buffer, KVGeometry, Pool, WriteLoc
-from forebay.specs.clauses import catalogue
+from forebay.specs import Backend, Buffer, KVGeometry, Pool, WriteLoc
 from forebay.specs.driver import OWN_COUNTS
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite import attention, oracle
-from forebay.specs.suite.attention import Array, Attention
-from forebay.specs.suite.measured import tell
+from forebay.specs.suite.attention import Array
 
 LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
-KV_DTYPES = ("float32", "bfloat16")
+KV_DTYPES = ("float32", "bfloat16", "float16")
+EACH_KV_DTYPE = ("float32", "bfloat16", pytest.param("float16", marks=pytest.mark.beyond_core))
+"""The same as parameters of a test."""
 BLOCK_SIZE, HEAD_DIM = 16, 64
 """Sizes of the core: what a test uses unless other sizes are its subject, so that no backend may refuse it."""
-HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16}
+HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
 """What numpy holds of a dtype; of bfloat16 the bit patterns."""
 POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
 BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
@@ -145,9 +145,13 @@ def slot(pool: Pool, block: int, offset: int = 0) -> int:
 def storage(layout: str, g: KVGeometry, fill: float = np.nan) -> Any:
     """Foreign memory for one layer, as ``wrap_pool`` takes it: an array, or a pair."""
     arrays: list[Array] = [np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g)]
-    if g.dtype == "bfloat16":
-        arrays = [attention.upper_halves(a) for a in arrays]
+    arrays = [as_stored(a, g.dtype) for a in arrays]
     return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def as_stored(x: Array, dtype: str) -> Array:
+    """Host memory of ``dtype`` for float32 values, cut off where they do not fit: bfloat16 as uint16 patterns."""
+    return attention.upper_halves(x) if dtype == "bfloat16" else x.astype(HOST_DTYPE[dtype])
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -224,140 +228,6 @@ def own_counts(backend: Backend) -> dict[str, int]:
 # -- attention -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Scene:
-    """One call of ``paged_decode``: a pool, and host copies of ``q [B, T, Hq, D]``, ``table [B, width]`` and ``visible [B]``."""
-
-    backend: Backend
-    pool: Pool
-    q: Array
-    table: Array
-    visible: Array
-    table_len: int
-
-    def rows(self, *index: int) -> Scene:
-        """The same call for some rows, in this order."""
-        pick = list(index)
-        return replace(self, q=self.q[pick], table=self.table[pick], visible=self.visible[pick])
-
-    def decode(
-        self, *, path: str = "direct", q_dtype: str = "float32", host: bool = False, **params: Unpack[Params]
-    ) -> tuple[Array, Array]:
-        """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend; ``host`` hands over numpy table and visible."""
-        b = self.backend
-        sinks = params.get("sinks")
-        if sinks is not None:
-            params["sinks"] = b.to_device(sinks)
-        table, visible = (x if host else b.to_device(x) for x in (self.table, self.visible))
-        out, lse = b.paged_decode(
-            b.to_device(self.q, q_dtype),
-            self.pool,
-            0,
-            table,
-            visible,
-            table_len=self.table_len,
-            params=AttentionParams(**params),
-            path=path,
-            return_lse=True,
-        )
-        assert b.xp.dtype(out) == q_dtype
-        out, lse = b.to_host(out), b.to_host(lse)
-        self._show_values(out, lse)
-        return out, lse
-
-    def both_paths(self, **params: Unpack[Params]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """out and lse of the direct path, and of gather, which the driver reports that it took: agreeing bits alone do not tell."""
-        before = launches(self.backend, "gather")
-        direct = self.decode(**params)
-        assert launches(self.backend, "gather") == before, "direct was asked for, and gather was launched"
-        gather = self.decode(path="gather", **params)
-        assert launches(self.backend, "gather") == before + 1, "gather was asked for, and the driver launched none"
-        return direct, gather
-
-    def _show_values(self, out: Array, lse: Array) -> None:
-        """Each row that sees its last token holds something, and not all hold the same: a result like that can be compared."""
-        bs, first, end = self.pool.geometry.block_size, self.pool.first_block, self.pool.geometry.num_blocks
-        column = (self.visible - 1) // bs
-        rows = np.flatnonzero((self.visible > 0) & (column < self.table_len))
-        last = self.table[rows, column[rows]]
-        rows = rows[(last >= first) & (last < end)]
-        assert out[rows, -1].any(axis=(1, 2)).all(), "the rows of a sequence are nothing but zeros"
-        calls = {(self.q[row].tobytes(), self.table[row].tobytes(), int(self.visible[row])) for row in rows[:8]}
-        results = {(out[row].tobytes(), lse[row].tobytes()) for row in rows[:8]}
-        assert len(calls) < 2 or len(results) > 1, "different rows have the same result"
-
-    def expect(self, **params: Unpack[Params]) -> Attention:
-        arrays = oracle.stored(self.backend, self.pool, 0)
-        return oracle.attend(self.pool, arrays, self.q, self.table, self.visible, table_len=self.table_len, **params)
-
-    def check(self, *, path: str = "direct", **params: Unpack[Params]) -> tuple[Array, Array]:
-        """Hold the result against the oracle, within clause D6; returns out and lse."""
-        before = self.pool.invalid
-        out, lse = self.decode(path=path, **params)
-        want = self.expect(**params)
-        assert self.pool.invalid - before == want.invalid
-        limit = tolerance(self.backend, self.pool.geometry.dtype)
-        assert_near(out, want, limit, self.pool.geometry.dtype)
-        empty = np.isneginf(want.lse)
-        np.testing.assert_array_equal(np.isneginf(lse), empty)
-        np.testing.assert_allclose(lse[~empty], want.lse[~empty], rtol=limit, atol=limit)
-        assert not out[empty].any()
-        return out, lse
-
-
-def assert_near(out: Array, want: Attention, limit: float, dtype: str) -> None:
-    """Hold a result against the oracle's, relative to the largest visible |V|; the error is told to whoever keeps a record."""
-    error = float(np.abs(out - want.out).max(initial=0.0))
-    tell(dtype, error / want.largest if want.largest else error, limit)
-    assert error <= limit * want.largest, f"error {error:.2e}, allowed {limit:g} * {want.largest:.3g}"
-
-
-def tolerance(backend: Backend, dtype: str) -> float:
-    """Clause D6's limit relative to max |V|, from the contract."""
-    return max(catalogue().tolerance(dtype), catalogue().tolerance("tf32") if backend.capabilities.tf32 else 0.0)
-
-
-@contextmanager
-def scene(
-    backend: Backend,
-    lengths: Sequence[int],
-    *,
-    layout: str | None = None,
-    heads: int = 4,
-    query_len: int = 1,
-    extra_width: int = 2,
-    seed: int = 0,
-    **sizes: Unpack[Sizes],
-) -> Iterator[Scene]:
-    """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
-
-    The layout is the backend's own unless it is named. Table entries past the visible range, and the columns past ``table_len``, name
-    blocks outside the pool or full of poison.
-    """
-    rng = np.random.default_rng(seed)
-    g = geometry(layout or backend.capabilities.layouts[0], **sizes)
-    needed = [-(-length // g.block_size) for length in lengths]
-    g = replace(g, num_blocks=sum(needed) + 3)
-    with new_pool(backend, g, layout) as pool:
-        table_len = max(1, *needed)
-        order = rng.permutation(np.arange(pool.first_block, g.num_blocks)).astype(np.int32)
-        canaries = np.append(BAD_BLOCKS, order[-1])
-        table = rng.choice(canaries, size=(len(lengths), table_len + extra_width)).astype(np.int32)
-        slots: list[Array] = []
-        taken = 0
-        for b, (length, blocks) in enumerate(zip(lengths, needed, strict=True)):
-            table[b, :blocks] = order[taken : taken + blocks]
-            taken += blocks
-            position = np.arange(length)
-            slots.append(table[b, position // g.block_size] * g.block_size + position % g.block_size)
-        rows = np.concatenate(slots)
-        k = rng.standard_normal((len(rows), g.num_kv_heads, g.key_dim)).astype(np.float32)
-        v = rng.standard_normal((len(rows), g.num_kv_heads, g.value_dim)).astype(np.float32)
-        put(backend, pool, rows, k, v)
-        q = rng.standard_normal((len(lengths), query_len, heads, g.key_dim)).astype(np.float32)
-        yield Scene(backend, pool, q, table, np.array(lengths, np.int32), table_len)
-
-
 def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[int], **options: Any) -> Array:
     """Every row's output, one number a row: with a query of 0, attention is the plain mean of the visible values."""
     g = pool.geometry
@@ -369,7 +239,7 @@ def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[i
     return out[:, 0, 0]
 
 
-def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None) -> Array:
+def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None, layer: int = 0) -> Array:
     """The bits of a row over ``blocks`` under a fixed query."""
     g = pool.geometry
     q = np.linspace(-1, 1, 2 * g.num_kv_heads * g.key_dim, dtype=np.float32).reshape(1, -1, g.key_dim)
@@ -377,7 +247,7 @@ def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None 
     out, lse = (
         backend.to_host(x)
         for x in backend.paged_decode(
-            backend.to_device(q), pool, 0, int32(blocks), int32(visible), table_len=len(blocks), return_lse=True
+            backend.to_device(q), pool, layer, int32(blocks), int32(visible), table_len=len(blocks), return_lse=True
         )
     )
     assert out.any()

@@ -60,8 +60,3 @@ def attend(
         softcap=softcap,
         sinks=sinks,
     )
-
-
-def rounded(x: Array) -> Array:
-    """float32 values of the nearest bfloat16, ties to even."""
-    return attention.values(attention.round_to_bfloat16(x))

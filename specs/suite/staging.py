@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 
 from forebay.specs import Backend, KVGeometry, Pool
-from forebay.specs.suite import attention
 from forebay.specs.suite.attention import Array
-from forebay.specs.suite.kv import geometry
+from forebay.specs.suite.kv import as_stored, geometry
 
 G = geometry(num_blocks=8, num_layers=2)
 
 
 def host_kv(g: KVGeometry = G, blocks: int = 6, seed: int = 0) -> tuple[Array, Array]:
-    """Host KV as the device will hold it: float32 values, or uint16 bit patterns of bfloat16."""
+    """Host KV as the device will hold it: float32 or float16 values, or uint16 bit patterns of bfloat16."""
     shape = (2, blocks, g.block_size, g.num_kv_heads, g.head_dim)
     both = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    k, v = both if g.dtype == "float32" else attention.upper_halves(both)
+    k, v = as_stored(both, g.dtype)
     return k, v
 
 

@@ -14,7 +14,8 @@ from forebay.specs import Backend, Capabilities, CaptureDeclined, Driver, Pool, 
 from forebay.specs.driver import DELEGABLE
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, refused, same_bits, scene
+from forebay.specs.suite.kv import LAYOUTS, Params, geometry, put_values, refused, same_bits
+from forebay.specs.suite.scenes import scene
 from forebay.specs.testing import claiming, own_operations
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -10,19 +10,9 @@ import pytest
 
 from forebay.specs import AttentionParams, Backend, Batch, BlockTable, Buffer, Segment, UnmarkedWriteLoc, WriteLoc
 from forebay.specs.suite import oracle
-from forebay.specs.suite.kv import (
-    assert_near,
-    changed_slots,
-    device_rows,
-    geometry,
-    held,
-    int32,
-    new_pool,
-    refused,
-    row_bits,
-    tolerance,
-)
+from forebay.specs.suite.kv import changed_slots, device_rows, geometry, held, int32, new_pool, refused, row_bits
 from forebay.specs.suite.mapped import Composite, Mapped
+from forebay.specs.suite.scenes import assert_near, tolerance
 from forebay.specs.suite.staging import stage
 
 NB, BS, HEADS, DIM = 8, geometry().block_size, geometry().num_kv_heads, geometry().head_dim

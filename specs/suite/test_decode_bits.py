@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import AttentionParams, Backend, InvalidInput
+from forebay.specs import AttentionParams, Backend, InvalidInput, Segment
+from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
+    EACH_KV_DTYPE,
     HEAD_DIM,
     KV_DTYPES,
     LAYOUTS,
     Params,
-    Scene,
     Sizes,
-    assert_near,
     claimed,
     geometry,
     int32,
@@ -30,13 +30,13 @@ from forebay.specs.suite.kv import (
     refused,
     same_arrays,
     same_bits,
-    scene,
     slot,
-    tolerance,
 )
+from forebay.specs.suite.scenes import Q_DTYPES, WAYS, How, Scene, scene, tolerance
+from forebay.specs.suite.steps import copies
 
 LENGTHS = (700, 33, 512, 0, 1, 513, 64, 31, *range(100, 124))
-GEOMETRIES = ((9, 3, 64), (8, 2, 128), (5, 1, 80), (20, 1, 17), (7, 1, 100), (3, 3, 32))
+GEOMETRIES = ((9, 3, 64), (8, 2, 128), (32, 8, 64), (5, 1, 80), (20, 1, 17), (7, 1, 100), (3, 3, 32))
 PARAMS: tuple[Params, ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"window": 600, "scale": 0.3})
 
 
@@ -53,7 +53,7 @@ def asked(backend: Backend) -> list[Params]:
 
 
 @pytest.mark.clause("D4")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("query_len", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_direct_equals_gather(
@@ -63,8 +63,9 @@ def test_direct_equals_gather(
     with scene(backend, (1030, 70, 0, 5, 512), heads=heads, query_len=query_len, **sizes) as s:
         s.table[1, 2] = -1
         for params in asked(backend):
-            direct, gather = s.both_paths(**params)
-            same_arrays(direct, gather)
+            for q_dtype in Q_DTYPES:
+                direct, gather = s.both_paths(q_dtype=q_dtype, **params)
+                same_arrays(direct, gather)
 
 
 @pytest.mark.clause("D4", "L2")
@@ -79,8 +80,9 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
         layout=layout,
         head_dim=draw(claimed(backend, "head_dims", range(1, 71))),
         block_size=draw(claimed(backend, "block_sizes", range(1, 21))),
-        dtype=draw(st.sampled_from(KV_DTYPES)),
+        dtype=draw(claimed(backend, "kv_dtypes", KV_DTYPES)),
         query_len=draw(claimed(backend, "max_query_len", range(1, 4))),
+        layer=draw(st.integers(0, 2)),
         seed=draw(st.integers(0, 999)),
         heads=draw(st.sampled_from([2, 4, 6])),
     ) as s:
@@ -88,7 +90,7 @@ def test_direct_equals_gather_for_any_call(backend: Backend, layout: str, data: 
             "window": draw(st.none() | st.integers(1, 60)),
             "softcap": draw(st.none() | st.floats(0.5, 9)) if backend.capabilities.softcap else None,
         }
-        direct, gather = s.both_paths(**params)
+        direct, gather = s.both_paths(q_dtype=draw(st.sampled_from(Q_DTYPES)), **params)
         same_arrays(direct, gather)
 
 
@@ -121,7 +123,7 @@ def test_direct_needs_no_memory_that_grows_with_the_table(backend: Backend) -> N
 
 
 @pytest.mark.clause("D5")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("path", ["direct", "gather"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), GEOMETRIES)
 def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, dim: int, path: str, dtype: str) -> None:
@@ -134,6 +136,21 @@ def test_batches_of_1_3_8_and_32(backend: Backend, heads: int, kv_heads: int, di
                 part, part_lse = s.rows(*rows).decode(path=path)
                 same_bits(part, out[rows])
                 same_bits(part_lse, lse[rows])
+        four = [*range(32)] * 4
+        same_arrays(s.rows(*four).decode(path=path), (out[four], lse[four]))
+
+
+@pytest.mark.clause("D5")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("q_dtype", Q_DTYPES)
+def test_no_batch_is_too_large(backend: Backend, q_dtype: str, path: str) -> None:
+    """The rows of a batch of 2,100, whatever q's dtype, have the bits that each has alone and among three."""
+    with scene(backend, (70, 33, 1, 600, 16, 0, 100), heads=8, num_kv_heads=2) as s:
+        each = [s.rows(row).decode(q_dtype=q_dtype, path=path) for row in range(7)]
+        alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        same_arrays(s.rows(2, 0, 4).decode(q_dtype=q_dtype, path=path), [x[[2, 0, 4]] for x in alone])
+        many = [*range(7)] * 300 if path == "direct" else [*range(7)] * 20
+        same_arrays(s.rows(*many).decode(q_dtype=q_dtype, path=path), [x[many] for x in alone])
 
 
 @pytest.mark.clause("D5", "D3")
@@ -152,7 +169,7 @@ def test_neighbours_padding_and_table_width_change_nothing(backend: Backend, dat
         alone = [s.rows(b).decode(**params) for b in range(len(s.visible))]
         order = draw(st.permutations(range(len(s.visible))))
         batch = s.rows(*order)
-        pads, width = draw(st.integers(0, 13)), draw(st.integers(0, 40))
+        pads, width = draw(st.integers(0, 13)), draw(st.integers(0, 40) | st.just(200))
         batch.q = np.concatenate([batch.q, np.full((pads, *s.q.shape[1:]), np.nan, np.float32)])
         batch.table = np.pad(batch.table, ((0, pads), (0, width)), constant_values=10**6)
         batch.visible = np.append(batch.visible, np.zeros(pads, np.int32))
@@ -257,27 +274,73 @@ def test_empty_parts_weigh_nothing_whatever_they_hold(backend: Backend) -> None:
 
 
 @pytest.mark.clause("D10", "D6")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @given(data=st.data())
 def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, data: st.DataObject) -> None:
     """Cut a table anywhere, empty parts included: the merge is attention over all of it, for every query of T."""
     draw = data.draw
-    columns = draw(st.integers(1, 9))
+    columns, q_dtype = draw(st.integers(1, 9)), draw(st.sampled_from(Q_DTYPES))
     with scene(backend, [BLOCK_SIZE * columns] * 2, heads=4, dtype=dtype) as s:
-        cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=3)))
-        ends = [0, *cuts, columns]
-        outs, lses = [], []
-        for low, high in pairwise(ends):
+        cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=7)))
+        parts = []
+        for low, high in pairwise([0, *cuts, columns]):
             visible = np.full(2, (high - low) * BLOCK_SIZE, np.int32)
             part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
-            out, lse = part.decode()
-            outs.append(backend.to_device(out))
-            lses.append(backend.to_device(lse))
-        out, lse = (backend.to_host(x) for x in backend.merge_partials(outs, lses))
-        want = s.expect()
-        limit = tolerance(backend, dtype)
-        assert_near(out, want, limit, dtype)
-        np.testing.assert_allclose(lse, want.lse, rtol=limit, atol=limit)
+            parts.append(part.decode(q_dtype=q_dtype))
+        # Parts and whole are rounded to q's dtype once each, by half a unit in the last place: together within its limit.
+        out, lse = merged(backend, parts, q_dtype, "eager")
+        s.hold(out, lse, s.expect(q_dtype=q_dtype), q_dtype)
+
+
+def merged(backend: Backend, parts: list[tuple[Array, Array]], dtype: str, how: How) -> tuple[Array, Array]:
+    """The merge of host parts as out and LSE; as a step it is captured and replayed over zeros, then handed these."""
+    if how == "eager":
+        outs, lses = (
+            [backend.to_device(x, d) for x in xs] for xs, d in zip(zip(*parts, strict=True), (dtype, None), strict=True)
+        )
+        out, lse = backend.merge_partials(outs, lses)
+        assert backend.xp.dtype(out) == dtype
+        return backend.to_host(out), backend.to_host(lse)
+    cells = [(backend.buffer("out", 0 * out, dtype), backend.buffer("lse", np.zeros_like(lse))) for out, lse in parts]
+
+    def fn(b: Backend) -> Any:
+        return {}, dict(
+            zip(
+                ("out", "lse"),
+                b.merge_partials(*([x.get() for x in xs] for xs in zip(*cells, strict=True))),
+                strict=True,
+            )
+        )
+
+    buffers = tuple(buffer for cell in cells for buffer in cell)
+    segment = Segment("merge", fn, reads=buffers)
+    backend.run(segment)
+    trace = backend.capture(segment)
+    backend.replay(trace)
+    for buffer, x in zip(buffers, (x for part in parts for x in part), strict=True):
+        backend.upload(buffer, x)
+    got = copies(backend.run(segment) if how == "run" else backend.replay(trace))
+    backend.release(trace)
+    for buffer in buffers:
+        backend.release(buffer)
+    return got["out"], got["lse"]
+
+
+@pytest.mark.clause("D10", "C3")
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("dtype", Q_DTYPES)
+def test_parts_weigh_by_their_lse(backend: Backend, dtype: str, how: How) -> None:
+    """Nine parts of unequal LSE, each of one number: against the weighted mean in float64."""
+    rng = np.random.default_rng(0)
+    numbers, lses = rng.integers(-8, 9, 9).astype(np.float32), rng.uniform(-3, 3, (9, 3, 2)).astype(np.float32)
+    parts = [(np.full((3, 2, 4), number, np.float32), lse) for number, lse in zip(numbers, lses, strict=True)]
+    out, lse = merged(backend, parts, dtype, how)
+    weights = np.exp(lses.astype(np.float64))
+    want = (weights * numbers[:, None, None]).sum(0) / weights.sum(0)
+    assert np.abs(out - want[..., None]).max() <= tolerance(backend, dtype) * np.abs(numbers).max()
+    np.testing.assert_allclose(
+        lse, np.log(weights.sum(0)), rtol=tolerance(backend, "float32"), atol=tolerance(backend, "float32")
+    )
 
 
 @pytest.mark.clause("D10")

@@ -16,7 +16,6 @@ from forebay.specs.suite.fixtures import Another
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
     HEAD_DIM,
-    Scene,
     geometry,
     int32,
     mean_of_values,
@@ -24,9 +23,9 @@ from forebay.specs.suite.kv import (
     put_values,
     refused,
     same_bits,
-    scene,
     slot,
 )
+from forebay.specs.suite.scenes import Scene, scene
 
 
 def page_values(backend: Backend, pool: Pool) -> None:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend, InvalidInput, WriteLoc
-from forebay.specs.suite import oracle
-from forebay.specs.suite.attention import Array
+from forebay.specs.suite import attention
 from forebay.specs.suite.kv import (
+    BLOCK_SIZE,
+    EACH_KV_DTYPE,
     HEAD_DIM,
-    KV_DTYPES,
     LAYOUTS,
     device_rows,
     geometry,
+    held,
     int32,
     new_pool,
     put,
@@ -32,15 +33,10 @@ HARD = np.array(
     np.float32,
 )
 """Ties to even both ways, a value nearer to each side, tiny and large ones (all within float16)."""
-ROUNDED: dict[str, Callable[[Array], Array]] = {
-    "float32": lambda x: x,
-    "bfloat16": oracle.rounded,
-    "float16": lambda x: x.astype(np.float16).astype(np.float32),
-}
 
 
 @pytest.mark.clause("D1")
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dtype: str, kv_dtype: str) -> None:
@@ -49,19 +45,19 @@ def test_a_door_rounds_rows_to_the_pools_dtype(backend: Backend, layout: str, dt
     k = np.broadcast_to(np.resize(HARD, g.key_dim), (2, g.num_kv_heads, g.key_dim)).copy()
     k[1] *= -1
     device_k = backend.to_device(k, dtype)
-    given_k = ROUNDED[dtype](k)
+    given_k = attention.nearest(k, dtype)
     with new_pool(backend, g, layout) as pool:
         slots = [slot(pool, 0), slot(pool, 2, 3)]
         pool.write(0, WriteLoc.slots(int32(*slots)), device_k, None if layout == "LATENT" else device_k)
         read = pool.read(0, WriteLoc.slots(int32(*slots)))
         assert [backend.xp.dtype(x) for x in read] == [kv_dtype] * 2
-        want = oracle.rounded(given_k) if kv_dtype == "bfloat16" else given_k
-        same_bits(backend.to_host(read[0]), want)
-        same_bits(backend.to_host(read[1]), np.ascontiguousarray(want[..., : g.value_dim]))
+        want = attention.nearest(given_k, kv_dtype)
+        same_bits(backend.to_host(read[0]).astype(np.float32), want)
+        same_bits(backend.to_host(read[1]).astype(np.float32), np.ascontiguousarray(want[..., : g.value_dim]))
 
 
 @pytest.mark.clause("D1", "L3")
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", EACH_KV_DTYPE)
 def test_nan_and_inf_survive_the_door(backend: Backend, kv_dtype: str) -> None:
     g = geometry(dtype=kv_dtype)
     nan = np.uint32(0x7F800001).view(np.float32)
@@ -72,7 +68,8 @@ def test_nan_and_inf_survive_the_door(backend: Backend, kv_dtype: str) -> None:
         put(backend, pool, [slot(pool, 0)], k, np.zeros_like(k))
         got = backend.to_host(pool.read(0, WriteLoc.slots(int32(slot(pool, 0))))[0])[0, 0, : len(special)]
         np.testing.assert_array_equal(np.isnan(got), [True, False, False, True, False, False])
-        rounded = special if kv_dtype == "float32" else np.array([0, np.inf, -np.inf, 0, np.inf, -np.inf], np.float32)
+        rounded = attention.nearest(special, kv_dtype)
+        assert np.isfinite(rounded[4:]).all() == (kv_dtype == "float32")
         np.testing.assert_array_equal(got[[1, 2, 4, 5]], rounded[[1, 2, 4, 5]])
 
 
@@ -88,6 +85,23 @@ def test_rows_and_ids_may_be_strided(backend: Backend) -> None:
         k, v = (backend.to_host(x) for x in pool.read(0, WriteLoc.slots(int32(16, 33, 50))))
         same_bits(k, np.ascontiguousarray(wide[:, ::2, 3 : 3 + HEAD_DIM]))
         same_bits(v, np.ascontiguousarray(wide[:, 1:3, ::2]))
+
+
+@pytest.mark.clause("W6", "D1")
+def test_many_rows_are_one_call(backend: Backend) -> None:
+    """A prefill of 17,000 rows lands whole, in any order; so does a copy of all of them."""
+    n = 17000
+    g = geometry(num_blocks=2 * (-(-n // BLOCK_SIZE)) + 1, num_kv_heads=1)
+    with new_pool(backend, g) as pool:
+        slots = (slot(pool, 0) + np.random.default_rng(0).permutation(n)).astype(np.int32)
+        behind = (slots + slot(pool, -(-n // BLOCK_SIZE)) - slot(pool, 0)).astype(np.int32)
+        values = np.arange(1, n + 1, dtype=np.float32)
+        pool.write(0, WriteLoc.slots(backend.to_device(slots)), *device_rows(backend, g, values))
+        same_bits(held(backend, pool, slots), values)
+        pool.copy(WriteLoc.slots(backend.to_device(slots)), WriteLoc.slots(backend.to_device(behind)))
+        same_bits(held(backend, pool, behind), values)
+        read = pool.read(0, WriteLoc.slots(backend.to_device(behind)))
+        same_bits(backend.to_host(read[0])[:, 0, 0], values)
 
 
 @pytest.mark.clause("W6", "D1")

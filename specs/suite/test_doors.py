@@ -15,8 +15,8 @@ from forebay.specs import Backend, InvalidInput, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
+    EACH_KV_DTYPE,
     HEAD_DIM,
-    KV_DTYPES,
     LAYOUTS,
     bytes_of,
     claimed,
@@ -226,21 +226,21 @@ def test_duplicate_slots_of_one_host_known_call_are_refused(backend: Backend) ->
 
 @pytest.mark.clause("W6", "W8", "L2")
 @BOTH
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_copy_reads_before_it_writes_and_moves_bits(backend: Backend, layout: str, dtype: str, where: Where) -> None:
-    """Source and target overlap in a rotation; every layer moves; poison moves as it is."""
-    g = geometry(layout, num_layers=2, dtype=dtype)
+    """Source and target overlap in a rotation; every one of five layers moves; poison moves as it is."""
+    g = geometry(layout, num_layers=5, dtype=dtype)
     with new_pool(backend, g, layout) as pool:
         live = np.arange(pool.first_block * BLOCK_SIZE, pool.num_slots)
         rng = np.random.default_rng(0)
-        for layer in range(2):
+        for layer in range(5):
             k, v = rng.standard_normal((2, 6, g.num_kv_heads, g.key_dim)).astype(np.float32)
             put(backend, pool, live[:6], k, v[..., : g.value_dim], layer)
-        before = [oracle.stored(backend, pool, layer) for layer in range(2)]
+        before = [oracle.stored(backend, pool, layer) for layer in range(5)]
         src, dst = live, np.roll(live, 5)
         pool.copy(WriteLoc.slots(where(backend, src)), WriteLoc.slots(where(backend, dst)))
-        for layer in range(2):
+        for layer in range(5):
             after = oracle.stored(backend, pool, layer)
             for part in (0, 1):
                 moved, were = (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from forebay.specs import AttentionParams, Backend, BlockTable, InvalidInput, KVGeometry, WriteLoc
 from forebay.specs.dtypes import bfloat16_bits, bfloat16_values, host_bits
-from forebay.specs.suite.kv import int32, put_values, scene
+from forebay.specs.suite.kv import int32, put_values
+from forebay.specs.suite.scenes import scene
 
 INT32_MAX = 2**31 - 1
 

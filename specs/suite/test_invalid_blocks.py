@@ -14,7 +14,6 @@ from forebay.specs.suite.kv import (
     HEAD_DIM,
     LAYOUTS,
     Params,
-    Scene,
     claimed,
     geometry,
     int32,
@@ -23,9 +22,9 @@ from forebay.specs.suite.kv import (
     put_values,
     same_arrays,
     same_bits,
-    scene,
     slot,
 )
+from forebay.specs.suite.scenes import Scene, scene
 
 
 @pytest.mark.clause("D2", "L3")
@@ -89,11 +88,13 @@ def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.Data
 
 @pytest.mark.clause("D1", "D2", "D3")
 @pytest.mark.case("A04")
+@pytest.mark.parametrize("extra_width", [2, 70, 250])
 @pytest.mark.parametrize("path", ["direct", "gather"])
-def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, path: str) -> None:
+def test_visible_beyond_the_table_known_to_the_device_only(backend: Backend, path: str, extra_width: int) -> None:
     """The blocks that are missing count as invalid; a canary of a million tokens is not followed anywhere."""
-    with scene(backend, (48, 48, 48), extra_width=2) as s:
-        s.table[:, s.table_len :] = s.table[:, :2]  # blocks that hold rows: whoever follows them gets another result
+    with scene(backend, (48, 48, 48), extra_width=extra_width) as s:
+        # Blocks that hold rows: whoever follows them gets another result.
+        s.table[:, s.table_len :] = np.tile(s.table[:, :2], extra_width // 2)
         s.visible = int32(160, 48, 4097)
         s.check(path=path)
         s.check(path=path, window=3)

@@ -18,9 +18,10 @@ from forebay.specs.clauses import catalogue
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite.collected import asked_of, check_whole
 from forebay.specs.suite.command import FOLDER
-from forebay.specs.suite.kv import geometry, held, new_pool, put, scene
+from forebay.specs.suite.kv import geometry, held, new_pool, put
 from forebay.specs.suite.outcome import Phase, Refusal, judge_phase, judge_test
 from forebay.specs.suite.record import OWN_KERNELS, assemble
+from forebay.specs.suite.scenes import scene
 from forebay.specs.suite.staging import G
 from forebay.specs.suite.waivers import check_matched, load_waivers
 from forebay.specs.testing import claiming, doing

@@ -13,8 +13,8 @@ from forebay.specs.geometry import INT32_MAX
 from forebay.specs.suite import oracle
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
+    EACH_KV_DTYPE,
     HEAD_DIM,
-    KV_DTYPES,
     LAYOUTS,
     Sizes,
     decode_bits,
@@ -56,7 +56,7 @@ def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str | None,
 
 
 @pytest.mark.clause("L2")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 def test_every_layout_answers_alike(backend: Backend, dtype: str) -> None:
     """The same rows in every layout the backend makes: the same bits."""
     rng = np.random.default_rng(0)

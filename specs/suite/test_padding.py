@@ -12,7 +12,7 @@ import pytest
 from forebay.specs import Backend, Buffer, Pool, Segment, WriteLoc
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
-    KV_DTYPES,
+    EACH_KV_DTYPE,
     changed_slots,
     geometry,
     int32,
@@ -29,7 +29,7 @@ from forebay.specs.suite.kv import (
 @pytest.mark.clause("D2", "D6", "L3")
 @pytest.mark.case("I02")
 @pytest.mark.parametrize("path", ["direct", "gather"])
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (32, 64), (32, 128), (8, 32), (64, 32)])
 def test_equal_keys_and_values_of_one_give_exactly_one(
     backend: Backend, block_size: int, head_dim: int, dtype: str, path: str

@@ -25,7 +25,17 @@ from forebay.specs import (
 from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import KV_DTYPES, claimed, geometry, int32, new_pool, poison, refused, same_bits
+from forebay.specs.suite.kv import (
+    EACH_KV_DTYPE,
+    claimed,
+    geometry,
+    int32,
+    new_pool,
+    poison,
+    refused,
+    same_bits,
+    storage,
+)
 from forebay.specs.suite.staging import G, host_kv, stage
 
 
@@ -41,22 +51,35 @@ def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> 
 
 
 @pytest.mark.clause("S1", "S2")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("target", ["shadow", "NHD", "HND", "KV2", "PACKED"])
 @given(data=st.data())
 def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: str, data: st.DataObject) -> None:
     """Sliced, transposed, unbound views; any blocks in any order; a partial last block; nothing else changes."""
-    draw = data.draw
+    stage_any_view(backend, target, dtype, data.draw)
+
+
+@pytest.mark.clause("S1", "S2", "L1")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
+@given(data=st.data())
+def test_any_view_is_staged_into_foreign_memory(backend: Backend, dtype: str, data: st.DataObject) -> None:
+    stage_any_view(backend, "wrapped", dtype, data.draw)
+
+
+def stage_any_view(backend: Backend, target: str, dtype: str, draw: Any) -> None:
+    """Stage drawn views to drawn blocks of a new pool, and hold every byte of both of its layers against what was staged."""
     block_size = draw(claimed(backend, "block_sizes", range(1, 6)))
     head_dim = draw(claimed(backend, "head_dims", range(1, 10)))
-    g = KVGeometry(8, block_size, draw(st.integers(1, 3)), head_dim, 2, dtype)
-    pool = backend.create_shadow(g) if target == "shadow" else backend.create_pool(g, target)
+    num_blocks = draw(st.sampled_from([8, 8, 45]))
+    g = KVGeometry(num_blocks, block_size, draw(st.integers(1, 3)), head_dim, 2, dtype)
+    pool = pool_of(backend, g, target)
     poison(backend, pool)
     k, v = host_kv(g, seed=draw(st.integers(0, 99)))
     k_view, v_view = draw(st.sampled_from(VIEWS))(k, v)
-    n = draw(st.integers(0, 5))
+    n = draw(st.integers(0, 5)) if num_blocks == 8 else draw(st.integers(9, 44))
     src = draw(st.lists(st.integers(0, len(k_view) - 1), min_size=n, max_size=n))
-    dst = draw(st.permutations(range(pool.first_block, 8)))[:n]
+    dst = draw(st.permutations(range(pool.first_block, num_blocks)))[:n]
     tokens = n * g.block_size - (draw(st.integers(0, g.block_size - 1)) if n else 0)
     layer = draw(st.integers(0, 1))
     before = [oracle.stored(backend, pool, each) for each in range(2)]
@@ -64,7 +87,7 @@ def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: st
     after = [oracle.stored(backend, pool, each) for each in range(2)]
     for old, new in zip(before[1 - layer], after[1 - layer], strict=True):
         same_bits(old, new)
-    block, offset = (x.reshape(-1) for x in np.meshgrid(np.arange(8), np.arange(g.block_size), indexing="ij"))
+    block, offset = (x.reshape(-1) for x in np.meshgrid(np.arange(num_blocks), np.arange(g.block_size), indexing="ij"))
     expected = [x.copy() for x in oracle.rows_at(pool.layout, before[layer], g, block, offset)]
     for i, (source, to) in enumerate(zip(src, dst, strict=True)):
         rows = min(g.block_size, tokens - i * g.block_size)
@@ -74,6 +97,13 @@ def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: st
     for got, want in zip(oracle.rows_at(pool.layout, after[layer], g, block, offset), expected, strict=True):
         same_bits(np.ascontiguousarray(got), np.ascontiguousarray(want))
     backend.release(pool)
+
+
+def pool_of(backend: Backend, g: KVGeometry, target: str) -> Pool:
+    """A shadow, a pool of its own memory in a layout, or one of two layers of foreign memory."""
+    if target == "wrapped":
+        return backend.wrap_pool([storage("NHD", g) for _ in range(g.num_layers)], layout="NHD", geometry=g)
+    return backend.create_shadow(g) if target == "shadow" else backend.create_pool(g, target)
 
 
 def unbound(k: Array, v: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from forebay.specs import Backend, InvalidInput, Pool, Segment, WriteLoc
 from forebay.specs.suite import oracle
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
-    KV_DTYPES,
+    EACH_KV_DTYPE,
     changed_slots,
     device_rows,
     geometry,
@@ -142,7 +142,7 @@ def test_a_step_sees_the_whole_upload_before_it(backend: Backend, upload: str, h
 
 @pytest.mark.clause("S1", "S2", "S3", "S4")
 @pytest.mark.case("B05", "B06", "G02", "G04")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize(("size", "tokens"), [(16, 1), (16, 17), (16, 32), (16, 47), (32, 33)])
 def test_a_sequence_comes_back_bit_for_bit_to_other_blocks(
     backend: Backend, internals: ModuleType, dtype: str, size: int, tokens: int

@@ -91,6 +91,45 @@ def test_ping_pong_state_counts_1_2_3_4(backend: Backend) -> None:
         backend.release(thing)
 
 
+@pytest.mark.clause("C12", "C3")
+def test_traces_that_take_turns_keep_their_emits(backend: Backend, pair: Any) -> None:
+    """Traces whose emits are alike in name, shape and dtype; every Ticket is read after the last replay, in another order."""
+    a, b = pair
+    segments = [
+        Segment(f"times {n}", lambda _, n=n: ({a: a.get() + 1}, {"y": a.get() * n + b.get()}), reads=(b,), updates=(a,))  # type: ignore[misc]
+        for n in (2, 3, 5)
+    ]
+    for segment in segments:
+        backend.run(segment)
+    traces = [backend.capture(segment) for segment in segments]
+    start = np.arange(4, dtype=np.float32)
+    backend.upload(a, start)
+    tickets = [backend.replay(traces[turn % 3]) for turn in range(9)]
+    for turn in (4, 0, 8, 1, 7, 2, 6, 3, 5):
+        want = (start + turn) * (2, 3, 5)[turn % 3] + np.arange(10, 14)
+        assert tickets[turn].get()["y"].tolist() == want.tolist(), f"turn {turn}"
+    for trace in traces:
+        backend.release(trace)
+
+
+@pytest.mark.clause("C13", "S4")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32"])
+@given(data=st.data())
+def test_any_rows_of_a_buffer_are_uploaded(backend: Backend, dtype: str, data: st.DataObject) -> None:
+    """One row, or several from any row on, of a Buffer of one to three axes: they change, and no other does."""
+    shape = (data.draw(st.integers(1, 9)), *data.draw(st.lists(st.integers(1, 4), max_size=2)))
+    kind = np.int32 if dtype == "int32" else np.float32
+    start = data.draw(st.integers(0, shape[0] - 1))
+    n = data.draw(st.integers(1, shape[0] - start))
+    x = backend.buffer("x", np.full(shape, -1, kind), dtype)
+    new = np.arange(1, 1 + n * int(np.prod(shape[1:])), dtype=kind).reshape(n, *shape[1:])
+    want = np.full(shape, -1, kind)
+    want[start : start + n] = new
+    backend.upload(x, new, start)
+    np.testing.assert_array_equal(backend.fetch(x), want)
+    backend.release(x)
+
+
 CELLS = 3
 
 

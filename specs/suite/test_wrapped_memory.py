@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import Backend, InvalidLayout, KVGeometry, Unsupported, WriteLoc
+from forebay.specs import Backend, InvalidLayout, KVGeometry, Segment, Unsupported, WriteLoc
 from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite import attention
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
+    EACH_KV_DTYPE,
     HEAD_DIM,
-    HOST_DTYPE,
     KV_DTYPES,
     LAYOUTS,
+    as_stored,
     claimed,
     decode_bits,
     geometry,
@@ -28,6 +29,7 @@ from forebay.specs.suite.kv import (
     put,
     put_values,
     refused,
+    same_arrays,
     same_bits,
     storage,
 )
@@ -100,7 +102,7 @@ class Carved:
     outside: Array
 
 
-def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Carved:
+def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Carved:
     """A poisoned view of ``shape`` with drawn strides: axes in any memory order, gaps after any axis, an odd start."""
     order = draw(st.permutations(range(4)))
     step, strides = 1, [0] * 4
@@ -109,7 +111,7 @@ def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Carved:
         strides[axis] = step
         step *= shape[axis]
     start = draw(st.integers(0, 9))
-    memory = np.full(start + step, 0x7FC0 if dtype == np.uint16 else np.nan, dtype)
+    memory = as_stored(np.full(start + step, np.nan, np.float32), dtype)
     outside = np.ones(len(memory), bool)
     np.lib.stride_tricks.as_strided(outside[start:], shape, strides)[...] = False
     view = np.lib.stride_tricks.as_strided(memory[start:], shape, [step * memory.itemsize for step in strides])
@@ -117,16 +119,18 @@ def carve(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any) -> Carved:
 
 
 @st.composite
-def foreign(draw: st.DrawFn, backend: Backend) -> tuple[KVGeometry, Carved, Carved]:
+def foreign(draw: st.DrawFn, backend: Backend) -> tuple[KVGeometry, list[tuple[Carved, Carved]]]:
+    """A geometry, and K and V of each of its layers."""
     g = KVGeometry(
         draw(st.integers(1, 5)),
         draw(claimed(backend, "block_sizes", range(1, 6))),
         draw(st.integers(1, 3)),
         draw(claimed(backend, "head_dims", range(1, 21))),
-        dtype=draw(st.sampled_from(KV_DTYPES)),
+        draw(st.integers(1, 3)),
+        dtype=draw(claimed(backend, "kv_dtypes", KV_DTYPES)),
     )
     shape = storage_shapes("NHD", g)[0]
-    return g, carve(draw, shape, HOST_DTYPE[g.dtype]), carve(draw, shape, HOST_DTYPE[g.dtype])
+    return g, [(carve(draw, shape, g.dtype), carve(draw, shape, g.dtype)) for _ in range(g.num_layers)]
 
 
 @pytest.mark.clause("L1", "L3", "W6")
@@ -134,47 +138,68 @@ def foreign(draw: st.DrawFn, backend: Backend) -> tuple[KVGeometry, Carved, Carv
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_any_strides_are_written_read_copied_and_decoded(backend: Backend, data: st.DataObject, seed: int) -> None:
     """Whatever the strides, the pool acts as a contiguous one, and no byte between its elements changes."""
-    g, k, v = data.draw(foreign(backend))
+    g, layers = data.draw(foreign(backend))
     rng = np.random.default_rng(seed)
     plain = replace(g, num_blocks=g.num_blocks + 1)
-    wrapped = backend.wrap_pool((k.view, v.view), layout="NHD", geometry=g)
+    wrapped = backend.wrap_pool([(k.view, v.view) for k, v in layers], layout="NHD", geometry=g)
     with new_pool(backend, plain, "NHD") as pool:
         n = g.num_slots
         ids = rng.permutation(n)
-        rows = rng.standard_normal((2, n, g.num_kv_heads, g.head_dim)).astype(np.float32)
         src, dst = rng.permutation(n)[: n // 2], rng.permutation(n)[: n // 2]
+        rows = rng.standard_normal((g.num_layers, 2, n, g.num_kv_heads, g.head_dim)).astype(np.float32)
         answers = []
         for p, shift in ((wrapped, 0), (pool, g.block_size)):
-            put(backend, p, ids + shift, rows[0], rows[1])
+            for layer, (k_rows, v_rows) in enumerate(rows):
+                put(backend, p, ids + shift, k_rows, v_rows, layer)
             p.copy(WriteLoc.slots(src + shift), WriteLoc.slots(dst + shift))
-            read = p.read(0, WriteLoc.slots(np.arange(n) + shift))
             blocks = range(p.first_block, p.geometry.num_blocks)
-            answers.append([decode_bits(backend, p, *blocks), *(backend.to_host(x) for x in read)])
-        for mine, other in zip(*answers, strict=True):
-            same_bits(mine, other)
+            for layer in range(g.num_layers):
+                read = p.read(layer, WriteLoc.slots(np.arange(n) + shift))
+                answers.append([decode_bits(backend, p, *blocks, layer=layer), *(backend.to_host(x) for x in read)])
+        for mine, other in zip(answers[: g.num_layers], answers[g.num_layers :], strict=True):
+            same_arrays(mine, other)
     backend.release(wrapped)
-    for carved in (k, v):
+    for carved in (each for pair in layers for each in pair):
         untouched = carved.memory[carved.outside]
-        same_bits(untouched, np.full(len(untouched), 0x7FC0 if g.dtype == "bfloat16" else np.nan, HOST_DTYPE[g.dtype]))
+        same_bits(untouched, as_stored(np.full(len(untouched), np.nan, np.float32), g.dtype))
 
 
 @pytest.mark.clause("L1", "L2")
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wrapped_memory_is_the_pool(backend: Backend, layout: str, dtype: str) -> None:
-    """Nothing is copied: a write shows in the foreign array, and a change of the array shows in the pool."""
-    g = geometry(layout, dtype=dtype)
-    arrays = storage(layout, g)
-    pool = backend.wrap_pool(arrays, layout=layout, geometry=g)
+    """Nothing is copied: a write shows in the foreign array, and a change of the array shows in the pool, in a trace as well."""
+    g = geometry(layout, dtype=dtype, num_layers=2)
+    layers = [storage(layout, g) for _ in range(2)]
+    pool = backend.wrap_pool(layers, layout=layout, geometry=g)
     put_values(backend, pool, [16, 17], [1, 3])
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 2
-    for array in parts(arrays):
+    for array in parts(layers[0]):
         assert np.isfinite(attention.values(array)).sum() in (
             2 * g.num_kv_heads * n for n in (g.key_dim, 2 * g.key_dim)
         )
         array[...] = 0
     assert mean_of_values(backend, pool, int32([1]), [2])[0] == 0
+    cells = {"q": np.zeros((1, g.num_kv_heads, g.key_dim), np.float32), "table": int32([1]), "visible": int32(2)}
+    buffers = {name: backend.buffer(name, x) for name, x in cells.items()}
+
+    def fn(b: Backend) -> Any:
+        q, table, visible = (buffer.get() for buffer in buffers.values())
+        return {}, {f"out {layer}": b.paged_decode(q, pool, layer, table, visible, table_len=1) for layer in range(2)}
+
+    segment = Segment("attend", fn, reads=tuple(buffers.values()), pools=(pool,))
+    backend.run(segment)
+    trace = backend.capture(segment)
+    for value in (3.0, 5.0):
+        for layer, arrays in enumerate(layers):
+            for array in parts(arrays):
+                array[...] = as_stored(np.full(array.shape, value + layer, np.float32), dtype)
+        for layer, out in enumerate(backend.replay(trace).get().values()):
+            np.testing.assert_allclose(out, value + layer, rtol=1e-6)
+    backend.release(trace)
     backend.release(pool)
+    for buffer in buffers.values():
+        backend.release(buffer)
 
 
 @pytest.mark.clause("L7")

@@ -93,11 +93,12 @@ def test_positions_and_a_table_are_lowered_to_slots(backend: Backend, layout: st
 
 @pytest.mark.clause("W1", "W6", "D2")
 @pytest.mark.smoke("W1")
-def test_only_the_first_table_len_columns_are_blocks(backend: Backend) -> None:
-    """A stamp behind the blocks looks like a block of the pool and is never written to."""
+@pytest.mark.parametrize("width", [4, 9, 70, 300])
+def test_only_the_first_table_len_columns_are_blocks(backend: Backend, width: int) -> None:
+    """A stamp behind the blocks looks like a block of the pool and is never written to, however wide the table is."""
     g = geometry(num_blocks=6)
     with new_pool(backend, g) as pool:
-        table = backend.to_device(int32([1, 2, 3, 4]))
+        table = backend.to_device(int32([1, 2, *[3, 4] * width][:width]))
         before = held(backend, pool, np.arange(pool.num_slots))
         for position in (32, 47, 48, 63, 64, 400, 2**31 - 1, -2, -(2**31)):
             loc = WriteLoc.paged(table, backend.to_device(int32(position)), table_len=2)

@@ -20,7 +20,9 @@ class NumpyPort(Driver):
     def __init__(self, **limits: Any) -> None:
         self.device = Device()
         self.arrays = SampleNamespace(self.device)
-        base = Capabilities(layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16"))
+        base = Capabilities(
+            layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16", "float16")
+        )
         self.capabilities = replace(base, capture=False, **limits)
         self.info = {"device": "numpy"}
 

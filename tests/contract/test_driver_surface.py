@@ -27,7 +27,8 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.driver import DELEGABLE
-from forebay.specs.suite.kv import geometry, int32, new_pool, refused, scene, unchanged
+from forebay.specs.suite.kv import geometry, int32, new_pool, refused, unchanged
+from forebay.specs.suite.scenes import scene
 from tests.contract.numpy_port import NumpyPort, opened
 from tests.sample_backend.src.forebay_sample.arrays import SampleArray
 
@@ -79,7 +80,7 @@ def operations(b: Backend, pool: Pool) -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.clause("B6", "C9")
 def test_what_a_port_leaves_out_is_counted_as_delegated(port: Backend) -> None:
-    with new_pool(port, geometry()) as pool:
+    with new_pool(port, geometry(block_size=4, head_dim=8)) as pool:
         calls = operations(port, pool)
         assert set(calls) == set(DELEGABLE)
         for name, act in calls.items():
@@ -96,12 +97,12 @@ def test_what_a_port_implements_is_counted_as_launched() -> None:
         def zero(self, buffer: Any) -> None:
             buffer.handle[...] = 0
 
-    with opened(Zeroing()) as b, new_pool(b, geometry()) as pool:
+    with opened(Zeroing()) as b, new_pool(b, geometry(block_size=4, head_dim=8)) as pool:
         for act in operations(b, pool).values():
             act()
         assert b.counters.launches == Counter({"zero": 1})
         assert b.counters.delegated == Counter(dict.fromkeys(set(DELEGABLE) - {"zero"}, 1))
-    with open_backend("cpu") as b, new_pool(b, geometry()) as pool:
+    with open_backend("cpu") as b, new_pool(b, geometry(block_size=4, head_dim=8)) as pool:
         for act in operations(b, pool).values():
             act()
         assert b.counters.delegated == Counter()
@@ -133,7 +134,7 @@ def test_a_delegated_operation_cannot_be_captured() -> None:
             return step().emits
 
     with opened(Recording()) as b:
-        pool = b.create_pool(geometry())
+        pool = b.create_pool(geometry(block_size=4, head_dim=8))
         rows, ids = b.buffer("rows", np.ones((1, 2, 8), np.float32)), b.buffer("ids", int32(4))
         for name, act in {
             "write_kv": lambda: pool.write(0, WriteLoc.slots(ids.get()), rows.get(), rows.get()),
@@ -232,7 +233,7 @@ class Spy(NumpyPort):
 def test_a_port_gets_checked_arguments_only() -> None:
     """numpy ids, int64 tables, strided rows, 3-D queries all arrive as int32 and float device arrays of the right rank."""
     spy = Spy()
-    with opened(spy) as b, new_pool(b, geometry(num_blocks=6)) as pool:
+    with opened(spy) as b, new_pool(b, geometry(num_blocks=6, block_size=4, head_dim=8)) as pool:
         rows = b.to_device(np.ones((2, 2, 8), np.float32))
         table = np.array([[1, 2], [3, 4]])
         for loc in (
@@ -259,7 +260,7 @@ def test_a_port_gets_checked_arguments_only() -> None:
 @pytest.mark.clause("B6", "W3", "W6", "D1", "D8")
 def test_a_refused_call_never_reaches_the_port() -> None:
     spy = Spy()
-    with opened(spy) as b, new_pool(b, geometry()) as pool:
+    with opened(spy) as b, new_pool(b, geometry(block_size=4, head_dim=8)) as pool:
         k = b.to_device(np.ones((1, 2, 8), np.float32))
         wide = b.to_device(np.ones((1, 3, 8), np.float32))
         good, bad = WriteLoc.slots(int32(4)), WriteLoc.slots(int32(99))
@@ -291,7 +292,7 @@ def test_the_checking_class_is_final_and_the_only_one_opened(port: Backend) -> N
     assert Backend.__final__ is True  # type: ignore[attr-defined]
     with open_backend("cpu") as cpu:
         assert type(cpu) is type(port) is Backend
-        assert type(cpu.create_pool(geometry())) is Pool
+        assert type(cpu.create_pool(geometry(block_size=4, head_dim=8))) is Pool
 
     class Loose(NumpyPort):
         """A driver that brings checks of its own under the names of the real ones."""
@@ -302,7 +303,7 @@ def test_the_checking_class_is_final_and_the_only_one_opened(port: Backend) -> N
         def check_layer(self, layer: int, what: str) -> None:
             return
 
-    with opened(Loose()) as b, new_pool(b, geometry()) as pool:
+    with opened(Loose()) as b, new_pool(b, geometry(block_size=4, head_dim=8)) as pool:
         with refused(b, InvalidInput, "got layer 7", pool):
             pool.read(7, WriteLoc.slots(int32(4)))
         with pytest.raises(CaptureViolation, match="to_device"):
@@ -341,7 +342,7 @@ def test_geometry_beyond_a_port_is_refused_with_what_it_supports(
     options = dict(call)
     query_len, with_sinks = options.pop("query_len", 1), options.pop("sinks", False)
     for port, supported in ((NumpyPort(**limits), False), (NumpyPort(), True)):
-        with opened(port) as b, scene(b, (5, 9), query_len=query_len) as s:
+        with opened(port) as b, scene(b, (5, 9), query_len=query_len, block_size=4, head_dim=8) as s:
             q, table, visible = (b.to_device(x) for x in (s.q, s.table, s.visible))
             if with_sinks:
                 options["params"] = AttentionParams(sinks=b.to_device(np.zeros(4, np.float32)))

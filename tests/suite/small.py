@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 
 from forebay.specs import Backend, Unsupported
 from forebay.specs.suite.kv import *
+from forebay.specs.suite.scenes import *
 from forebay.specs.suite.fixtures import Another
 
 """
