@@ -291,9 +291,8 @@ def _load_driver(
 
     label = mode_label(selection.name, mode)
     driver: object = None
-    with PluginGuard(
-        keep_environment=True
-    ) as guard:  # a vendor library may be set up by variables for as long as it lives
+    # A vendor library may be set up by variables for as long as it lives.
+    with PluginGuard(keep_environment=True) as guard:
         driver = mode.load(**options)
     if isinstance(guard.error, ForebayError):
         raise guard.error

@@ -54,8 +54,7 @@ def conform(
     """Judge a backend by the shared suite.
 
     Exit code 0: it holds everything that was asked. 1: it does not, or the record that was to be verified is not valid. 2: nothing
-    could be judged; the reason is told. 130: interrupted,
-    143: told to end (SIGTERM); the record holds what was known.
+    could be judged; the reason is told. 130: interrupted, 143: told to end (SIGTERM); the record holds what was known.
     """
     _check_installed(NEEDED if html is None else (*NEEDED, *NEEDED_BY_PAGE))
     from forebay.specs.suite.journal import journal_of
@@ -75,10 +74,8 @@ def conform(
         arguments += [] if waivers is None else [f"--suite-waivers={waivers.absolute()}"]
         arguments += [f"-k={select}"] if select else []
         command = [*suite_arguments(Path(folder), test or []), *arguments]
-        for old in (
-            *outputs.values(),
-            journal_of(path),
-        ):  # whatever happens now, nothing of an earlier run is taken for this one
+        # Whatever happens now, nothing of an earlier run is taken for this one.
+        for old in (*outputs.values(), journal_of(path)):
             if old is not None:
                 old.unlink(missing_ok=True)
         ended = run_pytest(command, isolated_environment(Path(folder)), progress=journal_of(path), stall_s=stall_s)
