@@ -19,6 +19,7 @@ from forebay.specs.suite.kv import (
     HEAD_DIM,
     LAYOUTS,
     bytes_of,
+    changes,
     claimed,
     device_rows,
     geometry,
@@ -98,8 +99,7 @@ def test_an_id_outside_the_pool_raises_on_the_host_and_is_counted_on_the_device(
         pool.copy(put_back, WriteLoc.slots(backend.to_device(int32(bad))))
         pool.copy(WriteLoc.slots(backend.to_device(int32(bad))), put_back)
         assert pool.dropped == 4
-        changed = [a != b for a, b in zip(before, bytes_of(backend, *pool.storage(0)), strict=True)]
-        assert any(changed)
+        assert changes(before, bytes_of(backend, *pool.storage(0))) != []
         assert held(backend, pool, [good, good + 1]).tolist() == [0, 1]
 
 
