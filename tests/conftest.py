@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,13 @@ from forebay.specs.suite.collected import check_ids
 from tests.selection.fakes import Site
 
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
+
+
+def pytest_configure() -> None:
+    """Heed the signals that a shell has its background jobs ignore: every process the tests start would ignore them too."""
+    for number, heeding in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, heeding)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

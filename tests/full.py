@@ -33,8 +33,19 @@ PACKAGES: Final = (
 CODE: Final = ("specs", "runtime", "backends", "kernels", "tests")
 KEPT_LINES: Final = 100
 
+CONFORM: Final = "tests/records/conform"
+"""Folder of the conformance records and statements, by name of a backend."""
+
+
+def _kept(backend: str) -> tuple[str, ...]:
+    return "--record", f"{CONFORM}/{backend}.json", "--statement", f"{CONFORM}/{backend}.md"
+
+
 RUNS: Final = {
+    "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
+    "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
+    "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
     "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }

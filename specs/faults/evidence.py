@@ -26,7 +26,7 @@ class Compared:
 
 
 def about(error: BaseException, compared: Compared | None) -> list[str]:
-    """Variables, attributes and string keys that the suite's failed assertion names where it does not hold, in order.
+    """Variables, attributes and the words of keys that the suite's failed assertion names where it does not hold, in order.
 
     ``(c.uploads, c.run) == before`` is about ``uploads`` if only the first of the two differs, and a comparison of two mappings is
     about the keys that differ. Empty where ``error`` is no assertion of the suite's.
@@ -69,24 +69,16 @@ def _differing(node: ast.expr, mine: object, other: object) -> Iterator[str]:
         elements = node.elts if written and isinstance(node, ast.Tuple | ast.List) else [node] * len(mine)
         for element, x, y in zip(elements, mine, other, strict=True):
             if _unlike(x, y):
-                yield from _named(x, y) or _differing(element, x, y)
+                yield from _differing(element, x, y)
     else:
         yield from _names(node)
-
-
-def _named(x: object, y: object) -> list[str]:
-    """Of two (name, value) pairs of one name, the words of it."""
-    match x, y:
-        case (str(name), _), (str(same), _) if name == same:
-            return re.findall(r"\w+", name)
-    return []
 
 
 def _keys(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> Iterator[str]:
     for key in {**mine, **other}:
         x, y = mine.get(key), other.get(key)
         if _unlike(x, y):
-            yield str(key)
+            yield from re.findall(r"\w+", str(key))
             if isinstance(x, Mapping) and isinstance(y, Mapping):
                 yield from _keys(x, y)
 

@@ -22,7 +22,7 @@ PARTIAL: Final = "matrix.partial"
 def matrix(results: Iterable[Result]) -> dict[str, Any]:
     """The matrix as plain data: for each fault its clause, verdict, how many tests fell and caught it, and how many fell by clause.
 
-    A fault with a counter is caught only by assertions about that counter, its pair only by others.
+    A fault with a counter is caught only by assertions about that counter, its pair only by others. The digest is that of the fault.
     """
     faults = {}
     for result in sorted(results, key=lambda result: result.fault.id):
@@ -32,6 +32,7 @@ def matrix(results: Iterable[Result]) -> dict[str, Any]:
             "title": result.fault.title,
             "counter": result.fault.counter,
             "pair_of": result.fault.pair_of,
+            "digest": result.fault.digest,
             "verdict": result.verdict,
             "tests_catching": len(result.killers),
             "tests_fallen": len(result.killed_by),

@@ -139,17 +139,26 @@ def _warmed() -> dict[str, list[str]]:
 
     The suite is collected, and its plainest tests run, in a process of its own; what that imports of other people's libraries is
     imported here too, so that it need not be in the process of each fault.
+
+    Raises:
+        InvalidInput: that process died.
     """
     end, there = _fork().Pipe(duplex=False)
-    process = _fork().Process(
-        target=_collect, args=(there,), daemon=True
-    )  # it ends with this process, whatever ends this one
+    process = _fork().Process(target=_collect, args=(there,), daemon=True)
     process.start()
     there.close()
     clauses: dict[str, list[str]]
     names: list[str]
-    clauses, names = end.recv()
-    process.join()
+    try:
+        clauses, names = end.recv()
+    except EOFError:
+        raise InvalidInput(
+            "no fault was seeded, and the suite cannot be collected; see forebay conform sim, and mend that first"
+        ) from None
+    finally:  # it has said all it has to say, or this process is to end: nothing of it may go on
+        process.kill()
+        process.join()
+        end.close()
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # no module of a library, or one that wants another surrounding

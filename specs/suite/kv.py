@@ -184,17 +184,17 @@ def bytes_of(backend: Backend, *things: Pool | Buffer) -> list[tuple[str, bytes]
     return [(buffer.name, backend.fetch(buffer).tobytes()) for buffer in buffers]
 
 
-def changes(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> list[str]:
-    """What differs between two results of :func:`bytes_of`, a line for each Buffer.
+def changes(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> dict[str, str]:
+    """What differs between two results of :func:`bytes_of`, by name of the Buffer.
 
-    An ``assert`` about this list ends at once; about the bytes themselves pytest would, where it runs verbosely or under CI, look
-    for a smallest difference, which takes minutes.
+    An ``assert`` about this ends at once; about the bytes themselves pytest would, where it runs verbosely or under CI, look for a
+    smallest difference, which takes minutes.
     """
-    found = []
+    found = {}
     for (name, old), (_, new) in zip(before, after, strict=True):
         differ = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(new, np.uint8))
         if differ.size:
-            found.append(f"{name}: {differ.size} of {len(old)} bytes, the first at {differ[0]}")
+            found[name] = f"{differ.size} of {len(old)} bytes, the first at {differ[0]}"
     return found
 
 
@@ -202,7 +202,7 @@ def changes(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> 
 def unchanged(backend: Backend, *things: Pool | Buffer) -> Iterator[None]:
     before = bytes_of(backend, *things)
     yield
-    assert changes(before, bytes_of(backend, *things)) == []
+    assert changes(before, bytes_of(backend, *things)) == {}
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def test_an_id_outside_the_pool_raises_on_the_host_and_is_counted_on_the_device(
         pool.copy(put_back, WriteLoc.slots(backend.to_device(int32(bad))))
         pool.copy(WriteLoc.slots(backend.to_device(int32(bad))), put_back)
         assert pool.dropped == 4
-        assert changes(before, bytes_of(backend, *pool.storage(0))) != []
+        assert changes(before, bytes_of(backend, *pool.storage(0))) != {}
         assert held(backend, pool, [good, good + 1]).tolist() == [0, 1]
 
 

@@ -49,8 +49,8 @@ def still_works(d: Desk, before: list[tuple[str, bytes]]) -> None:
         states.append(bytes_of(b, d.pool, d.y))
         for buffer, values in zip((*d.pool.buffers, d.y), held, strict=True):
             b.upload(buffer, values)
-    assert changes(*states) == []
-    assert changes(before, bytes_of(b, *d.everything)) == []
+    assert changes(*states) == {}
+    assert changes(before, bytes_of(b, *d.everything)) == {}
 
 
 @pytest.mark.clause("C2", "S5", "D1", "C12")
@@ -75,7 +75,7 @@ def test_a_forbidden_act_is_a_violation_that_changes_nothing(desk: Desk, name: s
         b.capture(forbidden)
     assert "forbidden[]" in str(caught.value)
     assert (b.counters.capture, b.counters.recapture, b.counters.declined, dict(b.counters.launches)) == counts_before
-    assert changes(before, bytes_of(b, *desk.everything)) == []
+    assert changes(before, bytes_of(b, *desk.everything)) == {}
     assert desk.shadow.version == version
     if not warm:
         armed.clear()

@@ -25,10 +25,8 @@ Run = Callable[..., Outcome]
 def run_process(*arguments: str, cwd: Path, path: Sequence[Path] = (), **environ: str) -> Outcome:
     """Run a command line in a process of its own, with the folders ``path`` first on the import path."""
     environ = {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))), "HOME": str(cwd), **environ}
-    program = "import sys; from forebay.runtime.cli.app import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=cwd, env=environ, check=False
-    )
+    command = [sys.executable, "-m", "forebay.runtime.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environ, check=False)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 

@@ -150,12 +150,13 @@ def test_nothing_of_the_machines_own_pytest_reaches_a_fault(tmp_path: Path) -> N
     places = [str(tmp_path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     meddled = {"PYTHONPATH": os.pathsep.join(places), "PYTEST_ADDOPTS": "-k nothing -x", "PYTEST_PLUGINS": "meddler"}
     name = "doors.pad-wraps"
-    command = [sys.executable, "-c", "from forebay.runtime.cli.app import main; main()", "faults", name]
+    command = [sys.executable, "-m", "forebay.runtime.cli", "faults", name]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | meddled, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout.startswith("killed    "), done.stdout + done.stderr
     assert "1 faults, 1 killed by a test of their clause, 0 not" in done.stdout
+    assert done.returncode == 0
 
 
 def test_without_fork_faults_are_listed_and_running_says_what_it_needs(
@@ -167,9 +168,15 @@ def test_without_fork_faults_are_listed_and_running_says_what_it_needs(
     assert "(fork)" in capsys.readouterr().err
 
 
+def test_a_suite_that_cannot_be_collected_is_no_fault_s_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_collect", lambda there: os._exit(3))
+    with pytest.raises(InvalidInput, match="no fault was seeded, and the suite cannot be collected"):
+        list(seed([next(iter(faults().values()))], everything=False, workers=1))
+
+
 def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
     """``forebay faults``, as anyone would run it; under CI pytest explains a failed comparison at length, which must not take long."""
-    command = [sys.executable, "-c", "from forebay.runtime.cli.app import main; main()", "faults"]
+    command = [sys.executable, "-m", "forebay.runtime.cli", "faults"]
     surroundings = {**os.environ, "CI": "true"}
     result = subprocess.run(
         command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False, timeout=1200

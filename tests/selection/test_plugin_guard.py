@@ -175,7 +175,7 @@ def test_a_ctrl_c_ends_the_command_whatever_plugin_it_hits(site: Site, tmp_path:
     ready = tmp_path / "ready"
     slow = f"import pathlib, time\npathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)\n"
     site.install("slow-chip", {"slow": slow})
-    command = [sys.executable, "-P", "-c", "import sys; from forebay.runtime.cli.app import main; sys.exit(main())"]
+    command = [sys.executable, "-P", "-m", "forebay.runtime.cli"]
     process = subprocess.Popen(
         [*command, "backends"],
         cwd=tmp_path,

@@ -125,11 +125,11 @@ def test_a_process_that_heeds_no_signal_is_killed(small: Small) -> None:
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["the first alone", "its group"])
-def test_faults_leaves_no_process_behind(group: bool, tmp_path: Path) -> None:
-    """The processes that judge a fault end with the command, and it says how far it came."""
-    program = "import sys; from forebay.runtime.cli.app import main; sys.exit(main())"
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 4.0])
+def test_faults_leaves_no_process_behind(group: bool, after_s: float, tmp_path: Path) -> None:
+    """The processes that collect the suite and judge faults end with the command, and it says how far it came."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, "faults", "--workers", "2"],
+        [sys.executable, "-P", "-m", "forebay.runtime.cli", "faults", "--workers", "2"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -143,7 +143,7 @@ def test_faults_leaves_no_process_behind(group: bool, tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(1.0)
+        time.sleep(after_s)
         (os.killpg if group else os.kill)(process.pid, signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         with pytest.raises(ProcessLookupError):
