@@ -22,7 +22,7 @@ import functools
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -30,7 +30,7 @@ from typing import Any, Final
 from forebay.specs.clauses import catalogue
 from forebay.specs.errors import InvalidInput
 
-_FIELDS: Final = {"clause", "title", "patch", "counter", "guard"}
+_FIELDS: Final = {"clause", "title", "patch", "counter", "guard", "raises"}
 _PATCH_FIELDS: Final = {"module", "old", "new"}
 _COUNTER: Final = re.compile(r"[a-z_]+(\[[a-z_]+\])?")
 UNGUARDED: Final = "-unguarded"
@@ -59,6 +59,10 @@ class Patch:
         return source.replace(self.old, self.new)
 
 
+ASSERTIONS: Final = ("AssertionError", "Failed")
+"""Names of the errors by which an assertion falls: a value that is another, and what pytest raises where an error is missing."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One seeded fault.
@@ -70,6 +74,8 @@ class Fault:
         patches: what seeds it.
         counter: the counter by which it shows although every value is right (``reseeds``, ``launches[gather]``), or ``""``.
         pair_of: the fault that a guard absorbs, where this is the same one without the guard: it shows by values; else ``""``.
+        raises: the name of the error by which it shows, where that is no assertion's: the mistake is that it is raised at all, or in
+            the place of the one a test asks for; else ``""``.
     """
 
     id: str
@@ -78,14 +84,17 @@ class Fault:
     patches: tuple[Patch, ...]
     counter: str = ""
     pair_of: str = ""
+    raises: str = ""
 
-    def is_killed_by(self, clauses: Iterable[str], about: Iterable[str]) -> bool:
-        """Whether a fallen test catches it.
+    def is_killed_by(self, clauses: Iterable[str], fell: Sequence[str]) -> bool:
+        """Whether a fallen test, of these clauses, catches it; ``fell`` is the name of its error, then what its assertion is about.
 
-        ``clauses`` are those the test carries, ``about`` the names its failed assertion is about, none where it raised another
-        error: a fault with a counter has to fall by an assertion about that counter, its pair by one that is not.
+        It has to fall by an assertion, one that asks for an error included, for a fault that merely crashes is not the one its title
+        names; or by the error the fault ``raises``. A fault with a counter has to fall by an assertion about that counter, its pair
+        by one that is not.
         """
-        if self.clause not in clauses:
+        by, *about = fell
+        if self.clause not in clauses or not by or by not in (*ASSERTIONS, self.raises):
             return False
         names = set(about)
         by_counter = set(re.findall(r"\w+", self.counter)) <= names
@@ -155,7 +164,7 @@ def _made(name: str, fields: Any) -> Iterator[Fault]:
     where = f"fault {name}"
     if not isinstance(fields, dict) or not {"clause", "title", "patch"} <= fields.keys() <= _FIELDS:
         raise InvalidInput(
-            f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], and nothing else"
+            f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], or raises, and nothing else"
         )
     for field in ("clause", "title"):
         if not isinstance(fields[field], str) or not fields[field].strip():
@@ -163,9 +172,14 @@ def _made(name: str, fields: Any) -> Iterator[Fault]:
     counter = fields.get("counter", "")
     if "counter" in fields and not (isinstance(counter, str) and _COUNTER.fullmatch(counter)):
         raise InvalidInput(f"{where}: counter is {counter!r}; expected a name such as reseeds or launches[gather]")
+    raises = fields.get("raises", "")
+    if "raises" in fields and not (isinstance(raises, str) and raises.isidentifier() and not counter):
+        raise InvalidInput(
+            f"{where}: raises is {raises!r}; expected the name of an error, of a fault without a counter"
+        )
     patches = _patches(fields["patch"], "patch", where)
     clause = catalogue().clause(fields["clause"]).id
-    yield Fault(name, clause, fields["title"], patches, counter)
+    yield Fault(name, clause, fields["title"], patches, counter, raises=raises)
     if "guard" in fields:
         if not counter:
             raise InvalidInput(f"{where}: it has a [[guard]] and no counter that shows what the guard absorbs")

@@ -25,6 +25,11 @@ class Compared:
     right: object
 
 
+def fell_by(error: BaseException, compared: Compared | None) -> list[str]:
+    """The name of the error by which a test fell, then what its assertion is about (:func:`about`)."""
+    return [type(leaves(error)[0]).__name__, *about(error, compared)]
+
+
 def about(error: BaseException, compared: Compared | None) -> list[str]:
     """Variables, attributes and the words of keys that the suite's failed assertion names where it does not hold, in order.
 

@@ -14,8 +14,8 @@ import hypothesis
 import pytest
 
 from forebay.specs.faults.catalogue import PLAINEST, Fault
-from forebay.specs.faults.evidence import Compared, about
-from forebay.specs.suite.collected import name_of
+from forebay.specs.faults.evidence import Compared, fell_by
+from forebay.specs.suite.collected import clauses_of, name_of
 from forebay.specs.suite.command import suite_arguments
 
 BACKEND: Final = "sim"
@@ -30,14 +30,14 @@ class Judgement:
     Attributes:
         plain_failed: tests of the plainest run that fell, by id.
         failed: other tests that fell, by id, with the clauses they carry.
-        about: for each of them the names its failed assertion is about.
+        fell: for each of them the name of the error, then the names its failed assertion is about.
         ran: how many tests ran, the plainest included.
         error: why nothing could be run (the fault breaks the import), or ``""``.
     """
 
     plain_failed: list[str] = field(default_factory=list)
     failed: dict[str, list[str]] = field(default_factory=dict)
-    about: dict[str, list[str]] = field(default_factory=dict)
+    fell: dict[str, list[str]] = field(default_factory=dict)
     ran: int = 0
     error: str = ""
 
@@ -50,7 +50,7 @@ class Collector:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Note the clauses."""
-        self.clauses = {name_of(item): clauses_of(item) for item in items}
+        self.clauses = {name_of(item): list(clauses_of(item)) for item in items}
 
 
 class Judge:
@@ -107,10 +107,10 @@ class Judge:
         if report.failed and _is_plain(item):
             made.plain_failed.append(name)
         elif report.failed:
-            said = [] if call.excinfo is None else about(call.excinfo.value, self._compared)
-            made.failed[name] = clauses_of(item)
-            made.about.setdefault(name, said)
-            caught = self._fault.is_killed_by(made.failed[name], made.about[name])
+            said = [""] if call.excinfo is None else fell_by(call.excinfo.value, self._compared)
+            made.failed[name] = list(clauses_of(item))
+            made.fell.setdefault(name, said)
+            caught = self._fault.is_killed_by(made.failed[name], made.fell[name])
             self.killed = self.killed or caught or self._scope == "first"
         self._compared = None
         return report
@@ -119,13 +119,6 @@ class Judge:
         """Stop where the plainest run falls and, unless all is asked for, at the first kill."""
         if self.judgement.plain_failed or (self.killed and self._scope != "all"):
             raise pytest.exit.Exception("judged")
-
-
-def clauses_of(item: pytest.Item) -> list[str]:
-    """The clauses a test carries, of values and of refusals."""
-    return sorted(
-        {str(name) for kind in ("clause", "refuses") for mark in item.iter_markers(kind) for name in mark.args}
-    )
 
 
 def collect() -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault
 from forebay.specs.faults.runner import Result
 
-KEPT: Final = ("verdict", "killed_by", "ran", "seconds", "detail", "about")
+KEPT: Final = ("verdict", "killed_by", "ran", "seconds", "detail", "fell")
 LIBRARIES: Final = ("numpy", "pytest", "hypothesis", "pluggy")
 """Distributions whose version decides a result, beside Python's."""
 JUDGED: Final = ("specs", "runtime", "backends")
@@ -80,7 +80,7 @@ class Results:
     def taken_up(self, faults: Iterable[Fault]) -> Iterator[Result]:
         """The good results of earlier runs on the same sources, for those of ``faults`` that are what they were.
 
-        The verdict is derived anew from the tests that fell: what a line calls it does not count.
+        What a line calls good does not count unless the tests that fell bear it out.
         """
         held = {(entry["sources"], entry["fault"]): entry for entry in self._entries()}
         for fault in faults:
@@ -136,7 +136,7 @@ def _lists_of_texts(value: object) -> bool:
 
 _FORM: Final[Mapping[str, Callable[[object], bool]]] = {
     **dict.fromkeys(("sources", "fault", "verdict", "detail"), _is_text),
-    **dict.fromkeys(("killed_by", "about"), _lists_of_texts),
+    **dict.fromkeys(("killed_by", "fell"), _lists_of_texts),
     "ran": _is_count,
     "seconds": _is_time,
 }

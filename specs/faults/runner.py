@@ -37,11 +37,11 @@ class Result:
     """What became of one fault.
 
     Attributes:
-        verdict: ``killed otherwise`` by tests of its clause, but not by its counter, or its pair by nothing but that counter; ``no
+        verdict: ``killed otherwise`` by tests of its clause, but by a mere crash, not by its counter, or its pair only by that; ``no
             end`` where a test ran into the time limit: a fault that hangs it, or a slow machine, which is no proof of either.
         killed_by: tests that fell, by id, with the clauses they carry.
         detail: what else there is to say: the error, the plainest test that fell, a timeout.
-        about: by test that fell, the names its failed assertion is about.
+        fell: by test that fell, the name of the error, then the names its failed assertion is about.
     """
 
     fault: Fault
@@ -50,7 +50,7 @@ class Result:
     ran: int
     seconds: float
     detail: str = ""
-    about: dict[str, list[str]] = field(default_factory=dict)
+    fell: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
@@ -63,7 +63,7 @@ class Result:
         return [
             test
             for test, clauses in self.killed_by.items()
-            if self.fault.is_killed_by(clauses, self.about.get(test, ()))
+            if self.fault.is_killed_by(clauses, self.fell.get(test, ("",)))
         ]
 
 
@@ -271,7 +271,7 @@ def _seed_and_judge(
 
 def _result(fault: Fault, said: dict[str, Any], seconds: float) -> Result:
     plain, failed, error = said.get("plain_failed", []), said.get("failed", {}), said.get("error", "")
-    made = Result(fault, "killed", failed, said.get("ran", 0), seconds, about=said.get("about", {}))
+    made = Result(fault, "killed", failed, said.get("ran", 0), seconds, fell=said.get("fell", {}))
     hung = said.get("hung", "")
     if hung and not hung.startswith(PLAINEST):
         return dataclasses.replace(made, verdict="no end", detail=f"{error}; the plainest run had ended")
@@ -290,7 +290,9 @@ def _verdict(made: Result, plain: Sequence[str], no_longer: str, error: str) -> 
     if any(fault.clause in clauses for clauses in failed.values()):
         if fault.pair_of:
             return "killed otherwise", f"no assertion about a value fell, {fault.counter} apart"
-        return "killed otherwise", f"no assertion about {fault.counter} fell"
+        if fault.counter:
+            return "killed otherwise", f"no assertion about {fault.counter} fell"
+        return "killed otherwise", f"only by {', '.join(sorted({by for by, *_ in made.fell.values()}))}"
     if failed:
         return "killed by another clause", ", ".join(sorted({c for clauses in failed.values() for c in clauses}))
     return "survived", ""

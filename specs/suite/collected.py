@@ -41,6 +41,11 @@ def ids(item: pytest.Item, kind: Kind | Literal["smoke"]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for marker in item.iter_markers(kind) for name in marker.args))
 
 
+def clauses_of(item: pytest.Item) -> tuple[str, ...]:
+    """The clause ids a test carries, of values first, then of refusals, each once."""
+    return tuple(dict.fromkeys(name for kind in get_args(Kind) for name in ids(item, kind)))
+
+
 def check_ids(items: Iterable[pytest.Item]) -> None:
     """Stop the run if a marker names no clause, or one the contract does not have."""
     known = catalogue().clauses
@@ -52,7 +57,7 @@ def check_ids(items: Iterable[pytest.Item]) -> None:
                     raise pytest.UsageError(
                         f"{item.nodeid}: {kind}{marker.args!r}: expected clause ids, all of them known"
                     )
-        carried = {name for kind in get_args(Kind) for name in ids(item, kind)}
+        carried = clauses_of(item)
         strange = [name for name in ids(item, "smoke") if name not in carried]
         if strange:
             raise pytest.UsageError(f"{item.nodeid}: smoke{tuple(strange)!r}: expected clauses that the test carries")
@@ -111,8 +116,7 @@ def _runs_runtime(backend: str) -> bool:
 
 
 def _judges_runtime_alone(item: pytest.Item, contract: Catalogue) -> bool:
-    named = (*ids(item, "clause"), *ids(item, "refuses"))
-    subjects = {contract.clauses[name].subject for name in named if name in contract.clauses}
+    subjects = {contract.clauses[name].subject for name in clauses_of(item) if name in contract.clauses}
     return subjects == {"runtime"} or ASKS_DEVICE not in getattr(item, "fixturenames", ())
 
 

@@ -226,9 +226,8 @@ class Judge:
 
     # -- inside --------------------------------------------------------------------------------------------------------
     def _measure(self, dtype: str, error: float, limit: float) -> None:
-        if (
-            math.isfinite(error) and error >= self._errors.get(dtype, (0.0, limit))[0]
-        ):  # the others fail, and JSON has no NaN
+        # One that is not finite fails its test, and JSON has no NaN.
+        if math.isfinite(error) and error >= self._errors.get(dtype, (0.0, limit))[0]:
             self._errors[dtype] = (error, limit)
 
     def _waived(self, item: pytest.Item, phase: Phase) -> Outcome:

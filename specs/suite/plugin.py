@@ -107,10 +107,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     check_fixtures(mine)
     collected.check_ids(mine)
     selected = config.getoption("keyword") or config.getoption("markexpr")
-    whole = not selected and collected.is_whole(mine, config.args)
+    all_of_it = collected.is_whole(mine, config.args)  # options that select take tests away behind this function
+    whole = all_of_it and not selected
     if whole:
         collected.check_whole(mine, catalogue())
-    waivers = _waivers(config, mine, whole=whole)
+    waivers = _waivers(config, mine, whole=all_of_it)
     asked = collected.asked_of(mine, backend, config.getoption("--suite-profile"))
     if whole:
         collected.check_whole(asked, catalogue(), backend)
@@ -129,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _waivers(config: pytest.Config, items: list[pytest.Item], *, whole: bool) -> tuple[Waiver, ...]:
-    """The waivers the options name, each of a test and a clause that exist.
+    """The waivers the options name, each of a test and a clause that exist; in a part of the suite that is known of its tests alone.
 
     Raises:
         pytest.UsageError: a waiver is malformed, expired or unmatched.
@@ -139,14 +140,7 @@ def _waivers(config: pytest.Config, items: list[pytest.Item], *, whole: bool) ->
         return ()
     try:
         waivers = load_waivers(path, datetime.now(UTC).date())
-        if whole:
-            check_matched(
-                waivers,
-                {
-                    collected.name_of(item): (*collected.ids(item, "clause"), *collected.ids(item, "refuses"))
-                    for item in items
-                },
-            )
+        check_matched(waivers, {collected.name_of(item): collected.clauses_of(item) for item in items}, whole=whole)
     except InvalidInput as error:
         raise pytest.UsageError(str(error)) from error
     return waivers

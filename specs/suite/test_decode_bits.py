@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.specs import AttentionParams, Backend, InvalidInput, Segment
+from forebay.specs import Backend, InvalidInput, Segment
 from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
@@ -369,11 +369,3 @@ def test_parts_that_do_not_belong_together_are_refused(backend: Backend) -> None
     ):
         with refused(backend, InvalidInput, says):
             backend.merge_partials(outs, lses)
-
-
-@pytest.mark.clause("D10", "B4")
-def test_lse_is_a_capability(backend: Backend) -> None:
-    with scene(backend, (5,)) as s:
-        assert backend.capabilities.lse
-        assert AttentionParams().sinks is None
-        assert np.isfinite(s.decode()[1]).all()

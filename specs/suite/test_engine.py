@@ -97,18 +97,18 @@ def test_a_table_row_goes_up_when_a_block_is_added_and_only_then(
     assert 1 <= sum(uploads) <= 3
 
 
-def skip_input(monkeypatch: pytest.MonkeyPatch, internals: ModuleType, name: str) -> list[int]:
+def skip_input(monkeypatch: pytest.MonkeyPatch, internals: ModuleType, backend: Backend, name: str) -> list[int]:
     """From the second seed of slot 0 on, once, leave one input of it as it was; returns the epochs for which it happened."""
     state = internals.DeviceState
     whole, skipped, seeds = state.seed, list[int](), list[int]()
 
     def seed(device: Any, slot: int, fresh: Any) -> None:
         buffer = {"table": device.table, "stop": device.stop}.get(name) or device.scalars[name]
-        stale = device._backend.fetch(buffer)[slot : slot + 1]
+        stale = backend.fetch(buffer)[slot : slot + 1]
         whole(device, slot, fresh)
         seeds.append(slot)
         if slot == 0 and seeds.count(0) == 2:
-            device._backend.upload(buffer, stale, slot)
+            backend.upload(buffer, stale, slot)
             skipped.append(fresh.epoch)
 
     monkeypatch.setattr(state, "seed", seed)
@@ -137,7 +137,7 @@ def test_an_input_that_was_not_seeded_costs_a_reseed_and_no_token(
         list(make_engine(backend, slots=1, arm="eager").generate([p], s)[0].token_ids)
         for p, s in zip(prompts, settings, strict=True)
     ]
-    skipped = skip_input(monkeypatch, internals, name)
+    skipped = skip_input(monkeypatch, internals, backend, name)
     engine = make_engine(backend, slots=1, num_blocks=30)
     got = [list(engine.generate([p], s)[0].token_ids) for p, s in zip(prompts, settings, strict=True)]
     assert skipped
@@ -201,7 +201,12 @@ def test_a_boundary_goes_on_replaying_or_captures_anew(
 @pytest.mark.clause("C6")
 @pytest.mark.parametrize("capture", ["off", "auto"])
 def test_a_cancelled_request_writes_nothing_any_more(
-    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, alone: list[list[int]], capture: str
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    alone: list[list[int]],
+    capture: str,
 ) -> None:
     """The other rows of its bucket go on, and its blocks keep their bytes: they may be somebody else's by now."""
     engine = make_engine(backend, slots=2, block_size=32, capture=capture)
@@ -210,7 +215,7 @@ def test_a_cancelled_request_writes_nothing_any_more(
     for _ in range(6):
         engine.step()
     assert len(gone.token_ids) > 3
-    pool, blocks = engine._parts.pool, list(gone.blocks)
+    pool, blocks = internals.parts_of(engine).pool, list(gone.blocks)
     engine.cancel(gone)
 
     def held_now() -> list[Any]:

@@ -69,6 +69,8 @@ def test_a_patch_that_no_longer_applies_says_so() -> None:
         ("[[one.patch]]", "[one.patch]", "no \\[\\[patch\\]\\]"),
         ('clause = "D3"', 'clause = "D3"\ncounter = "two words"', "counter is 'two words'"),
         ('clause = "D3"', 'clause = "D3"\ncounter = ""', "counter is ''"),
+        ('clause = "D3"', 'clause = "D3"\nraises = "two words"', "raises is 'two words'"),
+        ('clause = "D3"', 'clause = "D3"\ncounter = "run"\nraises = "KeyError"', "a fault without a counter"),
         ("[[one.patch]]", GUARD + "[[one.patch]]", "no counter that shows"),
     ],
 )
@@ -100,10 +102,20 @@ def test_a_fault_that_a_guard_absorbs_makes_a_pair() -> None:
         (by_values, False, True),
         ([], False, False),
     ):
-        assert one.is_killed_by(["D3", "C1"], about) is ones
-        assert pair.is_killed_by(["D3", "C1"], about) is pairs
-        assert not one.is_killed_by(["C1"], about)
-        assert not pair.is_killed_by(["C1"], about)
+        fell = ["AssertionError", *about]
+        assert one.is_killed_by(["D3", "C1"], fell) is ones
+        assert pair.is_killed_by(["D3", "C1"], fell) is pairs
+        assert not one.is_killed_by(["C1"], fell)
+        assert not pair.is_killed_by(["C1"], fell)
+
+
+def test_a_crash_catches_a_fault_only_where_the_fault_says_so() -> None:
+    """A fault that merely crashes is not the mistake of its title."""
+    (fault,) = parse("area", GOOD)
+    (crashing,) = parse("area", GOOD.replace('"D3"', '"D3"\nraises = "IndexError"'))
+    for by, caught in (("AssertionError", True), ("Failed", True), ("IndexError", False), ("ColdCapture", False)):
+        assert fault.is_killed_by(["D3"], [by]) is caught
+        assert crashing.is_killed_by(["D3"], [by]) is (caught or by == "IndexError")
 
 
 def test_every_fault_with_a_guard_has_its_pair() -> None:

@@ -20,7 +20,9 @@ from forebay.specs.faults.results import Results
 from forebay.specs.faults.runner import Result
 
 FAULT = Fault("test.fault", "D9", "a mistake", (Patch("a.module", "a", "b"),))
-GOOD = Result(FAULT, "killed", {"test_a.py::test_it": ["D9", "L1"]}, 7, 1.5, about={"test_a.py::test_it": ["x"]})
+GOOD = Result(
+    FAULT, "killed", {"test_a.py::test_it": ["D9", "L1"]}, 7, 1.5, fell={"test_a.py::test_it": ["AssertionError", "x"]}
+)
 
 
 def kept(folder: Path, **changes: Any) -> Path:
@@ -51,8 +53,10 @@ CHANGES: list[dict[str, Any]] = [
     {"killed_by": {"test_a.py::test_it": "D9"}},
     {"killed_by": ["test_a.py::test_it"]},
     {"killed_by": None},
-    {"about": {"test_a.py::test_it": [1]}},
-    {"about": 3},
+    {"fell": {"test_a.py::test_it": ["KeyError"]}},
+    {"fell": {"test_a.py::test_it": [1]}},
+    {"fell": {}},
+    {"fell": 3},
     {"ran": -1},
     {"ran": True},
     {"ran": "7"},
@@ -72,7 +76,7 @@ def test_a_line_that_is_no_good_result_is_made_anew(changes: dict[str, Any], tmp
     assert taken(kept(tmp_path, **changes)) == []
 
 
-@pytest.mark.parametrize("key", ["sources", "fault", "verdict", "killed_by", "ran", "seconds", "detail", "about"])
+@pytest.mark.parametrize("key", ["sources", "fault", "verdict", "killed_by", "ran", "seconds", "detail", "fell"])
 def test_a_line_that_lacks_something_is_made_anew(key: str, tmp_path: Path) -> None:
     path = kept(tmp_path)
     entry = json.loads(path.read_text(encoding="utf-8"))

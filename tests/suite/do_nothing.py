@@ -42,10 +42,10 @@ class IdleDevice(Device):
 class IdleDriver(Driver):
     """Every operation is its own (none is left to numpy) and none does anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, capabilities: Capabilities = EVERYTHING) -> None:
         self.device = IdleDevice()
         self.arrays = SampleNamespace(self.device)
-        self.capabilities = EVERYTHING
+        self.capabilities = capabilities
         self.info = {"device": "none"}
 
     @property

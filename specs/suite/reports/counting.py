@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+from forebay.specs.clauses import catalogue
+
 ORDER: Final = ("pass", "refused", "waived", "fail", "not-run")
 
 Record = Mapping[str, Any]
@@ -17,7 +19,8 @@ def clause_matrix(record: Record) -> dict[str, Counter[str]]:
     for result in record["results"]:
         for clause in dict.fromkeys([*result["clauses"], *result["refuses"]]):
             matrix.setdefault(clause, Counter())[result["outcome"]] += 1
-    return dict(sorted(matrix.items(), key=lambda entry: ("LWDSCBG".find(entry[0][0]), int(entry[0][1:]))))
+    order = [*catalogue().clauses, *matrix]  # clauses of another contract come last
+    return {clause: matrix[clause] for clause in dict.fromkeys(order) if clause in matrix}
 
 
 def refusals(record: Record) -> list[tuple[str, str, int]]:
