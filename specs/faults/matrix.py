@@ -31,6 +31,7 @@ def matrix(results: Iterable[Result]) -> dict[str, Any]:
             "clause": result.fault.clause,
             "title": result.fault.title,
             "counter": result.fault.counter,
+            "raises": result.fault.raises,
             "pair_of": result.fault.pair_of,
             "digest": result.fault.digest,
             "verdict": result.verdict,
@@ -63,18 +64,20 @@ def page(data: dict[str, Any]) -> str:
         "",
         "A fault with a counter leaves every value right, so only tests whose failed assertion is about that counter catch it. Where a",
         "guard absorbs it there is a pair, `-unguarded`: the same fault without the guard, which only assertions about values catch.",
+        "Where `shown by` names an error, the mistake is that it is raised, at all or in the place of another; every other fault is caught",
+        "by an assertion, never by a mere crash.",
         "",
-        "| fault | clause | verdict | by counter | tests catching | tests fallen | by clause |",
+        "| fault | clause | verdict | shown by | tests catching | tests fallen | by clause |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, fault in faults.items():
         by_clause = " ".join(f"{clause}:{n}" for clause, n in fault["fallen_by_clause"].items())
-        counter = "" if fault["pair_of"] else fault["counter"]
+        shown_by = "" if fault["pair_of"] else fault["counter"] or fault["raises"]
         cells = (
             f"`{name}`",
             fault["clause"],
             fault["verdict"],
-            counter,
+            shown_by,
             fault["tests_catching"],
             fault["tests_fallen"],
         )

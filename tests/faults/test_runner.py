@@ -29,6 +29,9 @@ WINDOW = Patch(
 )
 NOTHING = Patch(ATTENTION, "TILE: Final = 512", "TILE: Final = 256 * 2")
 EVERYTHING = Patch(ATTENTION, "    outs[0].put(out)", "    outs[0].put(out + 1)")
+CRASH = Patch(
+    ATTENTION, "heads, _ = q.shape\n", "heads, _ = q.shape\n    if batch > 8:\n        raise ZeroDivisionError\n"
+)
 DEAD = Patch(ATTENTION, "    outs[0].put(out)", "    import os; os._exit(3)")
 
 
@@ -59,6 +62,12 @@ def test_a_fault_that_a_test_of_its_clause_catches_is_killed() -> None:
 def test_other_faults_are_told_apart(patch: Patch, clause: str, verdict: str) -> None:
     result = judged(clause, patch)
     assert (result.verdict, result.good) == (verdict, False)
+
+
+def test_a_fault_that_merely_crashes_is_not_the_mistake_of_its_title() -> None:
+    result = judged("D3", CRASH)
+    assert (result.verdict, result.good, result.killers) == ("killed otherwise", False, [])
+    assert result.detail == "only by DeviceLost"
 
 
 def test_a_fault_with_a_counter_is_killed_by_an_assertion_about_it_alone() -> None:

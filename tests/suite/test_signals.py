@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
 def interrupted(
     small: Small, arguments: list[str], ready: Path, *, group: bool, by: signal.Signals = signal.SIGINT
 ) -> tuple[int, str, str]:
-    """Start a process, signal it, or its whole group as a terminal does, once ``ready`` has a second line, and wait for its end, and
-    that of all it started."""
+    """Start a process, signal it, or its whole group as a terminal does, once the last line of ``ready`` names a test that does not
+    end by itself, and wait for its end, and that of all it started."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", *arguments],
         cwd=small.work,
@@ -44,7 +45,7 @@ def interrupted(
     )
     try:
         deadline = time.monotonic() + 60
-        while not (ready.exists() and ready.read_text(encoding="utf-8").count("\n") > 1):
+        while not (ready.exists() and re.search(r"test_(slow|deaf)[^\n]*\n?\Z", ready.read_text(encoding="utf-8"))):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -59,7 +60,6 @@ def interrupted(
     return process.returncode, out, err
 
 
-@pytest.mark.clause("G2")
 def outcomes(record: dict[str, Any]) -> dict[str, str]:
     return {result["test"]: result["outcome"] for result in record["results"]}
 
@@ -72,6 +72,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.clause("G2")
 @pytest.mark.parametrize(("by", "group", "code", "told", "why"), ENDS)
 def test_a_signal_ends_the_run_with_a_record_of_what_was_known(
     by: signal.Signals, group: bool, code: int, told: str, why: str, small: Small
@@ -102,7 +103,7 @@ def test_plain_pytest_leaves_a_record_too(small: Small) -> None:
 
 def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None:
     ready = small.work / "ready"
-    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
+    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('test_slow')\n    time.sleep(60)\n"
     (small.work / "test_slow.py").write_text(test, encoding="utf-8")
     code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
     assert code == 0
@@ -115,7 +116,7 @@ def test_a_process_that_heeds_no_signal_is_killed(small: Small) -> None:
     test = (
         "import pathlib, signal, time\n\n\ndef test_deaf():\n"
         "    for number in (signal.SIGINT, signal.SIGTERM):\n        signal.signal(number, signal.SIG_IGN)\n"
-        "    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
+        "    pathlib.Path('ready').write_text('test_deaf')\n    time.sleep(60)\n"
     )
     (small.work / "test_deaf.py").write_text(test, encoding="utf-8")
     arguments = [IMPATIENT, "-p", "no:cacheprovider", "test_deaf.py"]

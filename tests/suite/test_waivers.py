@@ -106,12 +106,28 @@ def test_a_stale_waiver_fails(failing: Small) -> None:
         ({"reason": ""}, "reason = ''; expected a text"),
     ],
 )
-def test_an_unmatched_or_expired_waiver_stops_the_run(failing: Small, changes: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize("selected", [(), ("-k", "captured")], ids=["all of it", "a selection"])
+def test_an_unmatched_or_expired_waiver_stops_the_run(
+    failing: Small, selected: tuple[str, ...], changes: dict[str, Any], says: str
+) -> None:
     write(failing.work / "waivers.toml", {**WAIVER, **changes})
-    said = failing.forebay("conform", "sim", "--record", "record.json", "--waivers", "waivers.toml")
+    said = failing.forebay("conform", "sim", "--record", "record.json", "--waivers", "waivers.toml", *selected)
     assert said.code == 2
     assert says in said.out + said.err
     assert not (failing.work / "record.json").exists()
+
+
+@pytest.mark.clause("G2")
+@pytest.mark.refuses("G2")
+def test_of_tests_that_are_asked_alone_the_clauses_are_matched(failing: Small) -> None:
+    """Whether the suite has another test is not known then."""
+    for changes, says in (
+        ({"clause": "D6"}, "clause 'D6' is not one of"),
+        ({"test": "test_captured.py::test_not"}, ""),
+    ):
+        write(failing.work / "waivers.toml", {**WAIVER, **changes})
+        said = failing.forebay("conform", "sim", "--waivers", "waivers.toml", "--test", "test_waived.py::test_wrong[1]")
+        assert (said.code, says in said.out + said.err) == (2 if says else 1, True)
 
 
 @pytest.mark.parametrize(
