@@ -13,39 +13,50 @@ from forebay.specs.suite.desk import HOST, Desk, G
 from forebay.specs.suite.kv import int32
 
 Act = Callable[[Backend, Desk], Any]
-"""Does the forbidden thing; what it returns, if anything, is what the Segment returns."""
+"""``act(backend, desk)`` does the forbidden thing; what it returns, if anything, is what the Segment returns.
+
+It is called while the Segment is evaluated: a backend that holds the contract raises CaptureViolation out of it, at capture at the
+latest, and nothing of the desk changes. On another backend anything of :attr:`.Desk.everything` may.
+"""
 
 
 def branches(b: Backend, d: Desk) -> None:
+    """Branch on an element of ``x``, which is a host read; where it is read all the same, rows go into ``pool``."""
     if d.x.get()[0] > 0:
         d.write(b)
 
 
 def loops(b: Backend, d: Desk) -> None:
+    """Loop as long as an element computed from ``x`` is small, which is a host read in every turn; 8 turns at most."""
     total, turns = d.x.get(), 0
     while turns < 8 and total[0] < 3:  # a device that neither refuses nor adds must not hang the suite
         total, turns = total + 1, turns + 1
 
 
 def counts(b: Backend, d: Desk) -> None:
+    """Take an element of ``ids`` for the length of a Python loop, which is a host read; each turn would write rows into ``pool``."""
     for _ in range(d.ids.get()[0]):
         d.write(b)
 
 
 def adds_in_place(b: Backend, d: Desk) -> None:
+    """``+=`` on the content of ``y``: it is declared as updated, and still only an update that is returned may change it."""
     y = d.y.get()
     y += 1
 
 
 def sets_an_item(b: Backend, d: Desk) -> None:
+    """Assign to one element of the content of ``y``."""
     d.y.get()[0] = 5.0
 
 
 def sets_a_slice(b: Backend, d: Desk) -> None:
+    """Assign elements of ``x`` to a slice of the content of ``y``."""
     d.y.get()[1:3] = d.x.get()[:2]
 
 
 def multiplies_a_pool_in_place(b: Backend, d: Desk) -> None:
+    """``*=`` on the K of layer 0 of ``pool``, by its storage and not through a door."""
     kv = d.pool.storage(0)[0].get()
     kv *= 2
 

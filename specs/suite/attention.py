@@ -81,7 +81,7 @@ def attend(
 
 
 def values(stored: Array) -> Array:
-    """float32 values of host KV: float32, float16, or uint16 patterns of bfloat16."""
+    """float32 values, of the same shape, of host KV: float32, float16, or uint16 patterns of bfloat16."""
     return (
         stored.astype(np.float32)
         if stored.dtype != np.uint16
@@ -90,7 +90,7 @@ def values(stored: Array) -> Array:
 
 
 def nearest(x: Array, dtype: str) -> Array:
-    """float32 values of the nearest ``dtype`` to each float32, ties to even."""
+    """float32, of the same shape: the nearest value of ``dtype`` to each float32, ties to even; beyond float16's range an infinity."""
     if dtype == "bfloat16":
         return values(round_to_bfloat16(x))
     if dtype == "float32":

@@ -18,7 +18,21 @@ HOST = np.arange(4, dtype=np.float32)
 
 @dataclass
 class Desk:
-    """What a Segment declares (``x``, ``ids``, ``rows``, ``table``, ``seen`` read, ``y`` updated, ``pool``), and what it does not."""
+    """What a Segment declares (``x``, ``ids``, ``rows``, ``table``, ``seen`` read, ``y`` updated, ``pool``), and what it does not.
+
+    Attributes:
+        x, y: float32 ``[4]``, 0 to 3 and zeros.
+        ids: int32 ``[2]``, physical slots 16 and 17.
+        rows: float32 ``[2, 2, HEAD_DIM]``, ones: K, V or q of two rows.
+        table: int32 ``[2, 1]``, block 1 in both rows; ``seen`` int32 ``[2]``, 1 and 2 visible tokens.
+        pool, other_pool, shadow: of the geometry ``G``, full of poison.
+        other, spare: float32 ``[4]``, undeclared; ``spare`` was reserved and zeroed, never filled.
+        closed, closed_*: device arrays made outside of any Segment, which one may not close over: ``closed`` float32 ``[4]``,
+            ``closed_ids`` int32 ``[2]``, ``closed_rows`` and ``closed_table`` as ``rows`` and ``table``, ``closed_matrix`` float32
+            ``[8, 8]``, ``closed_vector`` ``[8]``, ``closed_angles`` ``[2, 4]``, and ``closed_get``, the content of ``other``.
+        ticket, read_ticket: of two runs of ``quiet``; the second has been read.
+        quiet: a Segment that reads ``x`` and emits a copy; ``trace`` is its capture.
+    """
 
     backend: Backend
     x: Buffer
@@ -47,13 +61,19 @@ class Desk:
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
+        """The Buffers to declare as read."""
         return (self.x, self.ids, self.rows, self.table, self.seen)
 
     @property
     def everything(self) -> tuple[Pool | Buffer, ...]:
+        """All Buffers and pools, declared or not: what a refused act must leave as it was."""
         return (*self.reads, self.y, self.other, self.spare, self.pool, self.other_pool, self.shadow)
 
     def decode(self, b: Backend, **changes: Any) -> Any:
+        """Attention ``[2, 2, HEAD_DIM]`` of ``rows`` as q over layer 0 of ``pool``; ``changes`` replace arguments of ``paged_decode``.
+
+        Raises: what ``paged_decode`` raises.
+        """
         arguments: dict[str, Any] = {
             "q": self.rows.get(),
             "pool": self.pool,
@@ -65,13 +85,20 @@ class Desk:
         return b.paged_decode(**(arguments | changes))
 
     def write(self, b: Backend, **changes: Any) -> None:
+        """Write ``rows`` as K and V to ``ids`` in layer 0 of ``pool``; ``changes`` replace ``loc``, ``k`` or ``v``.
+
+        Raises: what the door raises.
+        """
         arguments: dict[str, Any] = {"loc": WriteLoc.slots(self.ids.get()), "k": self.rows.get(), "v": self.rows.get()}
         self.pool.write(0, **(arguments | changes))
 
 
 @contextmanager
 def open_desk(backend: Backend) -> Iterator[Desk]:
-    """A desk of its own Buffers and pools, released at the end."""
+    """A desk of its own Buffers and pools, released at the end unless the test failed.
+
+    It runs ``quiet`` twice and captures it; nothing of what the desk holds is changed by that.
+    """
     buffers = {
         "x": HOST,
         "y": np.zeros(4, np.float32),

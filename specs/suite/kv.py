@@ -27,12 +27,13 @@ BLOCK_SIZE, HEAD_DIM = 16, 64
 HOST_DTYPE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
 """What numpy holds of a dtype; of bfloat16 the bit patterns."""
 POISON = np.array([np.nan, np.inf, -np.inf], np.float32)
+"""What memory holds that nobody wrote: whoever sums one of them up has it in the result."""
 BAD_BLOCKS = np.array([-1, -7, -(2**31), 2**31 - 1, 10**6], np.int32)
 """Block ids no pool here holds: whoever follows one leaves the pool."""
 
 
 def int32(*rows: Any) -> Array:
-    """One argument a row: ``int32(5, 0)`` are two lengths, ``int32([1, 2], [3, 4])`` is a table of two rows."""
+    """numpy int32, one argument a row: ``int32(5, 0)`` are two lengths ``[2]``, ``int32([1, 2], [3, 4])`` is a table ``[2, 2]``."""
     return np.array(rows, np.int32)
 
 
@@ -61,7 +62,7 @@ class Params(TypedDict, total=False):
 
 
 def poison(backend: Backend, pool: Pool, seed: int = 0) -> None:
-    """Fill every byte of KV with NaN, inf and -inf."""
+    """Fill every element of KV, in all layers, with NaN, inf and -inf, by uploads and not through a door; counts stay as they are."""
     rng = np.random.default_rng(seed)
     for layer in range(pool.geometry.num_layers):
         for buffer in pool.storage(layer):
@@ -86,14 +87,23 @@ def geometry(layout: str | None = "NHD", **changes: Unpack[Sizes]) -> KVGeometry
 
 
 def claimed(backend: Backend, field: str, values: Iterable[Any]) -> st.SearchStrategy[Any]:
-    """Draw of ``values`` what the backend's capability ``field`` allows; where it allows none of them, of what it lists."""
+    """Draw of ``values`` what the backend's capability ``field`` allows; where it allows none of them, of what the field lists.
+
+    A field that is no list, but a limit, has to allow one of them.
+    """
     limit = getattr(backend.capabilities, field)
     some = [value for value in values if backend.capabilities.allows(field, value)]
     return st.sampled_from(some or limit)
 
 
 def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = None, layer: int = 0) -> None:
-    """Write float32 rows through the door; in LATENT the values are K's columns already."""
+    """Write rows through the door of one layer, at physical ``slots [n]`` (host ids).
+
+    ``k [n, Hkv, Dk]`` and ``v [n, Hkv, Dv]`` are numpy float32; the door rounds them to the pool's dtype. In LATENT the values are K's
+    columns already, so ``v`` is left out.
+
+    Raises: what the door raises.
+    """
     v = None if pool.layout == "LATENT" else v
     device_v = None if v is None else backend.to_device(v)
     loc = WriteLoc.slots(np.asarray(slots, np.int32), physical=True)
@@ -101,7 +111,10 @@ def put(backend: Backend, pool: Pool, slots: Any, k: Array, v: Array | None = No
 
 
 def put_values(backend: Backend, pool: Pool, slots: Sequence[int], values: Sequence[float]) -> None:
-    """Rows whose V is the given number in every element; K is 0 but where LATENT keeps V in it. A query of 0 scores all equal."""
+    """Write rows to layer 0, at physical ``slots [n]``, whose V is one of ``values [n]`` in every element.
+
+    K is 0 but where LATENT keeps V in it. A query of 0 scores all equal.
+    """
     g = pool.geometry
     k, v = (np.zeros((len(values), g.num_kv_heads, dim), np.float32) for dim in (g.key_dim, g.value_dim))
     v += np.array(values, np.float32)[:, None, None]
@@ -111,7 +124,10 @@ def put_values(backend: Backend, pool: Pool, slots: Sequence[int], values: Seque
 
 
 def device_rows(backend: Backend, g: KVGeometry, values: Any, dtype: str | None = None) -> tuple[Any, Any]:
-    """Device rows that hold one number each, in K and, negated, in V (None in LATENT)."""
+    """Device rows K ``[n, Hkv, Dk]`` and V ``[n, Hkv, Dv]`` of ``values [n]``: one number in all of a row's K and, negated, of its V.
+
+    V is None in LATENT. Their dtype is ``dtype``, float32 unless given. Only where Dk and Dv are equal, or in LATENT.
+    """
     ones = np.ones((len(values), g.num_kv_heads, g.key_dim), np.float32)
     k = np.array(values, np.float32)[:, None, None] * ones
     v = None if g.value_head_dim is not None else backend.to_device(-k, dtype)
@@ -119,7 +135,7 @@ def device_rows(backend: Backend, g: KVGeometry, values: Any, dtype: str | None 
 
 
 def held(backend: Backend, pool: Pool, slots: Any, layer: int = 0) -> Array:
-    """The first element of K at each slot, as the device stores it (not through a door)."""
+    """numpy ``[n]``: the first element of K at each of physical ``slots [n]``, as the device stores it (not through a door)."""
     slots, bs = np.asarray(slots), pool.geometry.block_size
     arrays = oracle.stored(backend, pool, layer)
     return oracle.rows_at(pool.layout, arrays, pool.geometry, slots // bs, slots % bs)[0][:, 0, 0]
@@ -133,17 +149,20 @@ def row_bits(backend: Backend, pool: Pool, layer: int = 0) -> Array:
 
 
 def changed_slots(before: Array, after: Array) -> list[int]:
-    """The slots whose bytes differ between two results of :func:`row_bits`."""
+    """The slots whose bytes differ between two results of :func:`row_bits`, ascending."""
     return [int(s) for s in np.flatnonzero((before != after).any(axis=1))]
 
 
 def slot(pool: Pool, block: int, offset: int = 0) -> int:
-    """The slot of a block counted without the sink: block 0 is the pool's first usable one."""
+    """The physical slot at ``offset`` of a block counted without the sink: block 0 is the pool's first usable one."""
     return (block + pool.first_block) * pool.geometry.block_size + offset
 
 
 def storage(layout: str, g: KVGeometry, fill: float = np.nan) -> Any:
-    """Foreign memory for one layer, as ``wrap_pool`` takes it: an array, or a pair."""
+    """Foreign memory for one layer, as ``wrap_pool`` takes it: a numpy array, or a pair, of the layout's shapes and ``g.dtype``.
+
+    bfloat16 comes as uint16 patterns. ``fill`` is in every element.
+    """
     arrays: list[Array] = [np.full(shape, fill, np.float32) for shape in storage_shapes(layout, g)]
     arrays = [as_stored(a, g.dtype) for a in arrays]
     return tuple(arrays) if len(arrays) > 1 else arrays[0]
@@ -158,17 +177,21 @@ def as_stored(x: Array, dtype: str) -> Array:
 
 
 def bits(x: Array) -> Array:
-    """The bytes of an array, for comparisons that tell NaN from NaN and 0 from -0."""
+    """uint8 ``[bytes]``: the bytes of an array, for comparisons that tell NaN from NaN and 0 from -0."""
     return np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint8)
 
 
 def same_bits(a: Array, b: Array) -> None:
-    """The same shape, dtype and bytes, and not all of them zero: zeros that agree show nothing of a device."""
+    """Assert the same shape, dtype and bytes, and not all of them zero: zeros that agree show nothing of a device."""
     same_arrays([a], [b])
 
 
 def same_arrays(these: Iterable[Array], those: Iterable[Array]) -> None:
-    """The same arrays in the same order, bit for bit; some may be all zero, but not every one."""
+    """Assert the same arrays in the same order, bit for bit; some may be all zero, but not every one.
+
+    Raises:
+        ValueError: there are more of one than of the other.
+    """
     shown, size = 0, 0
     for a, b in zip(these, those, strict=True):
         assert a.shape == b.shape
@@ -179,7 +202,7 @@ def same_arrays(these: Iterable[Array], those: Iterable[Array]) -> None:
 
 
 def bytes_of(backend: Backend, *things: Pool | Buffer) -> list[tuple[str, bytes]]:
-    """Every byte of Buffers and of pools, their counts included."""
+    """Name and bytes of each Buffer, those of pools and their counts included; waits for the device."""
     buffers = [b for thing in things for b in (thing.buffers if isinstance(thing, Pool) else (thing,))]
     return [(buffer.name, backend.fetch(buffer).tobytes()) for buffer in buffers]
 
@@ -200,6 +223,7 @@ def changes(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> 
 
 @contextmanager
 def unchanged(backend: Backend, *things: Pool | Buffer) -> Iterator[None]:
+    """Assert that the body leaves every byte of ``things`` as it was, counts of pools included; what it raises comes through."""
     before = bytes_of(backend, *things)
     yield
     assert changes(before, bytes_of(backend, *things)) == {}
@@ -207,7 +231,11 @@ def unchanged(backend: Backend, *things: Pool | Buffer) -> Iterator[None]:
 
 @contextmanager
 def refused(backend: Backend, error: type[Exception], says: str, *things: Pool | Buffer) -> Iterator[None]:
-    """The body raises ``error`` with a message that says so, before any device work, and no byte of ``things`` changes."""
+    """Assert that the body raises ``error`` before any device work, and leaves every byte of ``things`` as it was.
+
+    ``says`` is a regular expression that the message holds; what is raised is of a class of the contract's own. Neither launches,
+    delegated operations nor uploads are counted.
+    """
 
     def work() -> dict[str, Counter[str] | int]:
         counters = backend.counters
@@ -243,7 +271,11 @@ def own_counts(backend: Backend) -> dict[str, int]:
 
 
 def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[int], **options: Any) -> Array:
-    """Every row's output, one number a row: with a query of 0, attention is the plain mean of the visible values."""
+    """float32 ``[B]``: attention under a query of 0 over layer 0, which is the plain mean of the visible values.
+
+    ``table [B, width]`` and ``options`` are arguments of ``paged_decode``, ``visible [B]`` the visible tokens.
+    Asserts that all elements of a row's output are equal.
+    """
     g = pool.geometry
     q = backend.to_device(np.zeros((len(visible), g.num_kv_heads, g.key_dim), np.float32))
     if "table_len" not in options:
@@ -254,7 +286,10 @@ def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[i
 
 
 def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None, layer: int = 0) -> Array:
-    """The bits of a row over ``blocks`` under a fixed query."""
+    """float32 ``[2 * Hkv * (Dv + 1)]``: one row's output over ``blocks`` under a fixed query, and then its LSE, for comparing bits.
+
+    All of the blocks' tokens are visible unless ``visible`` says how many. Asserts that the output is not all zero.
+    """
     g = pool.geometry
     q = np.linspace(-1, 1, 2 * g.num_kv_heads * g.key_dim, dtype=np.float32).reshape(1, -1, g.key_dim)
     visible = len(blocks) * g.block_size if visible is None else visible

@@ -14,6 +14,8 @@ from forebay.specs.suite.attention import Array
 class Mapped:
     """Translates the virtual ids of a pool that demands the mark; what a replay translates, it translates by the map as it is then.
 
+    ``pages`` is virtual page to physical page, of the first pages; the others map to themselves. Whoever makes one releases ``map``.
+
     Attributes:
         pages: numpy int32 ``[NB]``, virtual page to physical page; the host's copy of the map.
         map: int32 Buffer ``[NB]``, the device's.
@@ -26,12 +28,12 @@ class Mapped:
         self.remap(pages)
 
     def remap(self, pages: Sequence[int] | Array) -> None:
-        """Put a new map into the Buffer, and move nothing; pages past ``pages`` keep their place."""
+        """Put a new map into ``pages`` and into the Buffer, and move nothing; pages past the given ones keep their place."""
         self.pages[: len(pages)] = pages
         self.backend.upload(self.map, self.pages)
 
     def compact(self, pages: Sequence[int]) -> None:
-        """Put a new map into the Buffer, once what the pages hold was moved to where it says."""
+        """Move what the pages hold to where a new map says, in every layer by one copy, and put it into ``pages`` and the Buffer."""
         new = self.pages.copy()
         new[: len(pages)] = pages
         moved = np.flatnonzero(new != self.pages).astype(np.int32)
@@ -39,49 +41,53 @@ class Mapped:
         self.remap(new)
 
     def slots_of(self, pages: Array) -> Array:
-        """int32: every slot of physical ``pages``, in order."""
+        """numpy int32 ``[n * block_size]``: every slot of physical ``pages [n]``, in order."""
         size = self.pool.geometry.block_size
         return (pages[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1).astype(np.int32)
 
     def physical(self, slots: Sequence[int] | Array) -> Array:
-        """numpy int32: the physical slots of virtual ``slots``, by the host's copy of the map."""
+        """numpy int32 ``[n]``: the physical slots of virtual ``slots [n]``, by the host's copy of the map."""
         size, virtual = self.pool.geometry.block_size, np.asarray(slots, np.int32)
         return (self.pages[virtual // size] * size + virtual % size).astype(np.int32)
 
     def table(self, pages: Any) -> BlockTable:
-        """Physical pages of device int32 ``pages``, marked; what is no page of the pool stays what it is."""
+        """Physical pages of device int32 ``pages`` of any shape, marked; what is no page of the pool stays what it is."""
         xp, last = self.backend.xp, self.pool.geometry.num_blocks - 1
         held = (pages >= 0) & (pages <= last)
         return BlockTable(xp.where(held, xp.take(self.map.get(), xp.clip(pages, 0, last)), pages), physical=True)
 
     def translate(self, ids: Any) -> Any:
-        """Physical slots of device int32 ``ids``; pads, and what is no slot of the pool, stay what they are."""
+        """Device int32 ``[n]``: the physical slots of device int32 ``ids [n]``; pads, and what is no slot of the pool, stay."""
         xp, size = self.backend.xp, self.pool.geometry.block_size
         inside = (ids >= 0) & (ids < self.pool.num_slots)
         place = xp.clip(ids, 0, self.pool.num_slots - 1)
         return xp.where(inside, xp.take(self.map.get(), place // size) * size + place % size, ids)
 
     def loc(self, ids: Any) -> WriteLoc:
-        """Where virtual ``ids`` are, marked."""
+        """Where device int32 ``ids [n]``, which are virtual, lie now; marked."""
         return WriteLoc.slots(self.translate(ids), physical=True)
 
 
 class Composite:
     """A pool of two layers in two parts: layer 0 in a pool for sliding windows, layer 1 in one for full attention.
 
-    Each part is given, untouched, the location that belongs to it; its own door checks it.
+    Each part is given, untouched, the location that belongs to it; its own door checks it, and raises what a door raises. A location
+    that carries none for the part is handed on as it is.
     """
 
     def __init__(self, window: Pool, full: Pool) -> None:
         self.parts = (window, full)
 
     def write(self, layer: int, loc: Any, k: Any, v: Any) -> None:
+        """Write device rows ``k [n, Hkv, D]`` and ``v [n, Hkv, Dv]`` into the part that holds ``layer``, where ``loc`` says for it."""
         self.parts[layer].write(0, self._own(layer, loc), k, v)
 
     def read(self, layer: int, loc: Any) -> tuple[Any, Any]:
+        """Device rows ``k [n, Hkv, D]`` and ``v [n, Hkv, Dv]`` of the part that holds ``layer``, from where ``loc`` says for it."""
         return self.parts[layer].read(0, self._own(layer, loc))
 
     def copy(self, layer: int, src: Any, dst: Any) -> None:
+        """Copy rows within the part that holds ``layer``, from where ``src`` to where ``dst`` says for it; the other part stays."""
         self.parts[layer].copy(self._own(layer, src), self._own(layer, dst))
 
     def _own(self, layer: int, loc: Any) -> Any:

@@ -14,7 +14,7 @@ def _mixed(block: int) -> int:
 
 
 def murmur3(data: bytes, seed: int) -> int:
-    """The hash, unsigned."""
+    """The hash of ``data``, 0 to 2**32 - 1; of ``seed`` the lower 32 bits count."""
     h, whole = seed & MASK, len(data) // 4 * 4
     for start in range(0, whole, 4):
         h = _rotated(h ^ _mixed(int.from_bytes(data[start : start + 4], "little")), 13)

@@ -8,7 +8,11 @@ from forebay.specs.suite.attention import Array, Attention
 
 
 def rows_at(layout: str, arrays: list[Array], g: KVGeometry, block: Array, offset: Array) -> tuple[Array, Array]:
-    """K ``[n, Hkv, D]`` and V ``[n, Hkv, Dv]`` of the tokens at ``(block, offset)``, by each layout's own index formula."""
+    """K ``[n, Hkv, D]`` and V ``[n, Hkv, Dv]`` of the tokens at ``(block [n], offset [n])``, by each layout's own index formula.
+
+    Raises:
+        ValueError: the layout has no formula here.
+    """
     if layout == "NHD":
         return arrays[0][block, offset], arrays[1][block, offset]
     if layout == "HND":
@@ -42,7 +46,11 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Attention:
-    """Attention of ``q [B, T, Hq, D]`` over ``arrays``, what one layer of the pool holds."""
+    """Attention of ``q [B, T, Hq, D]`` over ``arrays``, what one layer of the pool holds (see :func:`stored`).
+
+    ``table`` int32 ``[B, any]`` names physical blocks, ``visible`` int32 ``[B]`` counts tokens, ``sinks`` is ``[Hq]``; all are numpy.
+    ``scale`` None is 1/sqrt(D). See :func:`.attention.attend`.
+    """
     g = pool.geometry
     return attention.attend(
         q,

@@ -38,7 +38,7 @@ class Scene:
     layer: int = 0
 
     def rows(self, *index: int) -> Scene:
-        """The same call for some rows, in this order."""
+        """The same call for rows ``index`` of q, table and visible, in this order; it shares the pool."""
         pick = list(index)
         return replace(self, q=self.q[pick], table=self.table[pick], visible=self.visible[pick])
 
@@ -51,7 +51,11 @@ class Scene:
         host: bool = False,
         **params: Unpack[Params],
     ) -> tuple[Array, Array]:
-        """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend; ``host`` hands over numpy table and visible."""
+        """out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` of the backend, on the host; nothing changes but the pool's counts.
+
+        ``q_dtype`` is what q is rounded to on the device, and out's dtype there; ``host`` hands over numpy table and visible (eager
+        only). Asserts that results of sequences with visible tokens are neither zeros nor all alike.
+        """
         b = self.backend
         operands = {"q": self.q, "table": self.table, "visible": self.visible}
         if (sinks := params.get("sinks")) is not None:
@@ -114,7 +118,10 @@ class Scene:
     def both_paths(
         self, *, q_dtype: str = "float32", **params: Unpack[Params]
     ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """out and lse of the direct path, and of gather, which the driver reports that it took: agreeing bits alone do not tell."""
+        """(out, lse) as of :meth:`decode`, by the direct path and by gather.
+
+        Asserts by the counters that the driver took the one and the other: agreeing bits alone do not tell.
+        """
         before = launches(self.backend, "gather")
         direct = self.decode(q_dtype=q_dtype, **params)
         assert launches(self.backend, "gather") == before, "direct was asked for, and gather was launched"
@@ -135,14 +142,17 @@ class Scene:
         assert len(calls) < 2 or len(results) > 1, "different rows have the same result"
 
     def expect(self, *, q_dtype: str = "float32", **params: Unpack[Params]) -> Attention:
-        """The oracle's answer for q as the device is given it."""
+        """The oracle's answer, in float64, for q as the device is given it and KV as the device stores it."""
         arrays, q = oracle.stored(self.backend, self.pool, self.layer), attention.nearest(self.q, q_dtype)
         return oracle.attend(self.pool, arrays, q, self.table, self.visible, table_len=self.table_len, **params)
 
     def check(
         self, *, path: str = "direct", q_dtype: str = "float32", how: How = "eager", **params: Unpack[Params]
     ) -> tuple[Array, Array]:
-        """Hold the result against the oracle, within clause D6; returns out and lse."""
+        """Assert that the result is the oracle's, within clause D6, and that the invalid blocks met were counted.
+
+        Returns out and lse as :meth:`decode` does.
+        """
         before = self.pool.invalid
         out, lse = self.decode(path=path, q_dtype=q_dtype, how=how, **params)
         want = self.expect(q_dtype=q_dtype, **params)
@@ -160,7 +170,10 @@ class Scene:
         return out, lse
 
     def hold(self, out: Array, lse: Array, want: Attention, q_dtype: str = "float32") -> None:
-        """``out`` is rounded to q's dtype, so the looser of two limits is its; the LSE is float32, whatever q's dtype is."""
+        """Assert that out ``[B, T, Hq, Dv]`` and lse ``[B, T, Hq]`` are ``want``, within clause D6; rows that see nothing are exact.
+
+        ``out`` is rounded to q's dtype, so the looser of two limits is its; the LSE is float32, whatever q's dtype is.
+        """
         kv = self.pool.geometry.dtype
         limits = {dtype: tolerance(self.backend, dtype) for dtype in (q_dtype, kv)}
         loosest = max(limits, key=lambda dtype: limits[dtype])
@@ -173,7 +186,10 @@ class Scene:
 
 
 def assert_near(out: Array, want: Attention, limit: float, dtype: str) -> None:
-    """Hold a result against the oracle's, relative to the largest visible |V|; the error is told to whoever keeps a record."""
+    """Assert that no element of out ``[B, T, Hq, Dv]`` is off by more than ``limit``, relative to the largest visible |V|.
+
+    The error is told to whoever keeps a record, as one of ``dtype``.
+    """
     error = float(np.abs(out - want.out).max(initial=0.0))
     tell(dtype, error / want.largest if want.largest else error, limit)
     assert error <= limit * want.largest, f"error {error:.2e}, allowed {limit:g} * {want.largest:.3g}"
@@ -200,7 +216,12 @@ def scene(
     """Sequences of random rows in shuffled blocks of a pool that holds poison wherever ``lengths`` does not reach.
 
     The layout is the backend's own unless it is named; ``layer`` is the pool's last unless ``sizes`` name more of them. Table entries
-    past the visible range, and the columns past ``table_len``, name blocks outside the pool or full of poison.
+    past the visible range, and the ``extra_width`` columns past ``table_len``, name blocks outside the pool or full of poison.
+    ``heads`` are those of q, ``query_len`` its tokens a row, ``sizes`` those of :func:`.kv.geometry`. The pool is released at the end
+    unless the test failed.
+
+    Raises:
+        Unsupported: a size, dtype or layout that the backend does not declare.
     """
     rng = np.random.default_rng(seed)
     sizes = {"num_layers": layer + 1, **sizes}

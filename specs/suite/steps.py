@@ -24,6 +24,7 @@ from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import BLOCK_SIZE, HEAD_DIM, poison, same_arrays
 
 VOCAB = 29
+"""Tokens of these decoders: few, so that a wrong one comes up soon."""
 
 
 @dataclass
@@ -31,6 +32,16 @@ class Decoder:
     """State of a few slots, and the Segment that decodes the first ``bucket`` of them.
 
     Two decoders of one seed are twins: what one runs, the other replays.
+
+    Attributes:
+        pool: one layer, poisoned where nothing was written.
+        segment: one step; it writes the KV of ``token`` at ``position``, attends, and updates ``token``, ``position`` and ``visible``
+            of live slots (position >= 0). It emits ``token`` and ``chosen`` int32 ``[bucket]``, and in float32
+            ``out [bucket, Hq, Dv]``, ``lse [bucket, Hq]`` and ``logits [bucket, VOCAB]``.
+        table_len: columns of the table that a step reads.
+        state: int32 Buffers ``token``, ``position`` and ``visible`` ``[slots]``, and ``table [slots, table_len + 1]`` of physical
+            blocks.
+        weights: float32 Buffers ``wq [VOCAB, Hq*D]``, ``wk [VOCAB, Hkv*D]``, ``wv [VOCAB, Hkv*Dv]`` and ``wo [Hq*Dv, VOCAB]``.
     """
 
     backend: Backend
@@ -42,10 +53,14 @@ class Decoder:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
+        """Every Buffer: state, weights, and those of the pool, its counts included."""
         return (*self.state.values(), *self.weights.values(), *self.pool.buffers)
 
     def seat(self, slot: int, token: int, blocks: Sequence[int], position: int = 0) -> None:
-        """Give a slot to a sequence: its next token, its blocks, and how many tokens it has (their KV is there already)."""
+        """Give a slot to a sequence: its next token, its physical blocks, and how many tokens it has (their KV is there already).
+
+        Uploads to the slot's row of every Buffer of ``state``; there are at most ``table_len + 1`` blocks.
+        """
         row = np.full((1, self.state["table"].shape[1]), 10**6, np.int32)
         row[0, : len(blocks)] = blocks
         self.backend.upload(self.state["table"], row, slot)
@@ -53,11 +68,12 @@ class Decoder:
             self.backend.upload(self.state[name], np.array([value], np.int32), slot)
 
     def clear(self, slot: int) -> None:
-        """Make a slot idle; its table row and token stay as they were."""
+        """Make a slot idle by uploads of position -1 and 0 visible tokens; its table row and token stay as they were."""
         for name, value in (("position", -1), ("visible", 0)):
             self.backend.upload(self.state[name], np.array([value], np.int32), slot)
 
     def close(self) -> None:
+        """Release the pool, and every Buffer of ``state`` and ``weights``."""
         self.backend.release(self.pool)
         for buffer in (*self.state.values(), *self.weights.values()):
             self.backend.release(buffer)
@@ -80,6 +96,15 @@ def decoder(
     window: int | None = None,
     seed: int = 0,
 ) -> Decoder:
+    """A decoder with all of its slots idle, its weights drawn from ``seed``; nothing is run yet.
+
+    ``bucket`` of the ``slots`` take part in a step. ``layout`` None is the backend's own; LATENT has one KV head, whose values are two
+    columns fewer than ``dim``. ``dtype`` is the pool's; the rest is computed in float32. ``window`` and ``path`` are those of
+    ``paged_decode``. The caller closes it.
+
+    Raises:
+        Unsupported: a size, dtype or layout of the pool that the backend does not declare.
+    """
     rng = np.random.default_rng(seed)
     latent = layout == "LATENT"
     kv_heads = 1 if latent else kv_heads
@@ -141,7 +166,7 @@ def decoder(
 
 
 def everything(d: Decoder) -> list[Array]:
-    """What every Buffer of a decoder holds."""
+    """What every Buffer of a decoder holds, in the order of :attr:`Decoder.buffers`; waits for the device."""
     return [d.backend.fetch(buffer) for buffer in d.buffers]
 
 
@@ -152,9 +177,11 @@ def warm_trace(d: Decoder) -> Trace:
 
 
 def copies(ticket: Ticket) -> dict[str, Array]:
+    """The emits of a step by name, waited for, in memory of their own that no later step can reach."""
     return {name: value.copy() for name, value in ticket.get().items()}
 
 
 def same_emits(a: dict[str, Array], b: dict[str, Array]) -> None:
+    """Assert that two steps emitted the same names with the same bits, not all of them zero."""
     assert a.keys() == b.keys()
     same_arrays(a.values(), (b[name] for name in a))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from forebay.specs.errors import InvalidInput
@@ -18,6 +20,8 @@ old = "a"
 new = "b"
 """
 
+CONSTANT = re.compile(r"""[bfr]*(?:"[^"\n]*"|'[^'\n]*')|\b\d[\w.]*|\b(?:True|False|None)\b|\b[A-Z][A-Z0-9_]+\b""")
+"""A text, a number, or the name of a constant."""
 GUARD = """
 [[one.guard]]
 module = "forebay.specs.pool"
@@ -31,11 +35,38 @@ def test_every_fault_applies_and_compiles(name: str) -> None:
     check_applies(faults()[name])
 
 
+def kind(fault: Fault) -> frozenset[tuple[str, str, str]]:
+    """What its patches do, whatever texts, numbers and named constants are in them."""
+    return frozenset((p.module, CONSTANT.sub("0", p.old), CONSTANT.sub("0", p.new)) for p in fault.patches)
+
+
 def test_there_are_enough_unlike_faults() -> None:
-    """A pair counts once."""
+    """Variants that differ in a constant count once, and so does a pair."""
     patches = [fault.patches for fault in faults().values()]
     assert len(patches) == len(set(patches))
-    assert sum(not fault.pair_of for fault in faults().values()) >= 80
+    kinds = {kind(fault) for fault in faults().values() if not fault.pair_of}
+    assert len(kinds) >= 80
+    stale = [kind(faults()[f"boundary.stale-{name}"]) for name in ("token", "position", "visible", "limit", "seed")]
+    assert len(set(stale)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "like"),
+    [
+        ('for name in ("a", f"{x}"):', "for name in ('b', \"\"):", True),
+        ("x[1:] + 0x1F * 2.5e3", "x[2:] + 16 * 7", True),
+        ("if IDLE is None:", "if ROOT is True:", True),
+        ("x1 + 1", "x2 + 1", False),
+        ("x + 1", "x - 1", False),
+        ("len(x)", "len(y)", False),
+        ("WriteLoc(0)", "BlockTable(0)", False),
+    ],
+)
+def test_kinds_of_faults_leave_constants_out_and_nothing_else(old: str, new: str, like: bool) -> None:
+    one, other = (Fault("x.y", "D3", "t", (Patch("forebay.specs.slots", "pass", text),)) for text in (old, new))
+    assert (kind(one) == kind(other)) is like
+    elsewhere = Fault("x.y", "D3", "t", (Patch("forebay.specs.pool", "pass", old),))
+    assert kind(elsewhere) != kind(one)
 
 
 def test_every_clause_in_force_has_a_fault() -> None:

@@ -22,7 +22,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "runtime/suite_entry.py": frozenset({"pytest"}),
     "runtime/suite_plugin.py": frozenset({"pytest"}),
     "specs/suite": frozenset({"pytest", "hypothesis", "pluggy", "jinja2", "matplotlib"}),
-    "specs/faults": frozenset({"pytest", "hypothesis", "jinja2", "matplotlib", "filelock"}),
+    "specs/faults": frozenset({"pytest", "hypothesis", "filelock"}),
     "runtime": frozenset({"numpy", "pluggy"}),
     SETTINGS: frozenset({"pydantic"}),
     "runtime/metrics.py": frozenset({"prometheus_client"}),
@@ -32,7 +32,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),
     "backends": frozenset({"numpy", "pluggy"}),
     "backends/cpu": frozenset({"torch", "numba"}),
-    "hardware": frozenset({"numpy", "rich"}),
+    "hardware": frozenset({"numpy"}),
     # Peers that a benchmark measures in the same run; they are imported inside functions, once a backend is open.
     "hardware/cpu/bench_attention.py": frozenset({"torch", "numba"}),
     "hardware/cpu/bench_decode.py": frozenset({"torch", "transformers"}),
@@ -76,6 +76,20 @@ def third_party(root: Path) -> list[str]:
             elif top != "forebay" and top not in sys.stdlib_module_names and top not in allowed:
                 found.append(f"{name}:{line}: imports {top}; may import {', '.join(sorted(allowed)) or 'nothing'}")
     return found
+
+
+def unused_allowances(root: Path) -> list[str]:
+    """Third-party modules that THIRD_PARTY allows in a folder or file of the checkout, and no module there imports."""
+    used: dict[str, set[str]] = {place: set() for place in THIRD_PARTY if (root / place).exists()}
+    for name, tree in _modules(root):
+        for place in used:
+            if name == place or name.startswith(f"{place}/"):
+                used[place] |= {module.partition(".")[0] for _, module in imports(tree)}
+    return [
+        f"{place}: may import {module}, and does not; take it from THIRD_PARTY"
+        for place, found in used.items()
+        for module in sorted(THIRD_PARTY[place] - found)
+    ]
 
 
 def backends_by_name(root: Path) -> list[str]:

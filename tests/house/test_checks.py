@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .checks import CHECKS, MAX_LINES, Check
+from .checks import CHECKS, MAX_LINES, Check, unused_allowances
 from .tree import ROOT
 
 SLASH, DOT = "/", "."  # keep the bad examples out of this file's own text
@@ -68,6 +68,14 @@ def test_a_bad_tree_is_caught_by_its_rule_alone(rule: str, name: str, text: str,
     found = {check.__name__: check(tmp_path) for check in CHECKS}
     assert [says in line for line in found.pop(rule)] == [True]
     assert not any(found.values()), found
+
+
+def test_no_more_may_be_imported_than_is(tmp_path: Path) -> None:
+    assert unused_allowances(ROOT) == []
+    write(tmp_path, {"specs/a.py": "import json\n", "kernels/numba/a.py": "import numpy, numba, llvmlite.ir\n"})
+    assert [line.partition(",")[0] for line in unused_allowances(tmp_path)] == ["specs: may import numpy"]
+    write(tmp_path, {"specs/suite/b.py": "def f() -> None:\n    from numpy import exp\n"})
+    assert not [line for line in unused_allowances(tmp_path) if line.startswith("specs:")]
 
 
 def test_every_rule_has_a_bad_tree() -> None:

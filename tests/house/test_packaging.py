@@ -16,12 +16,17 @@ from .tree import PACKAGES, ROOT, files
 VENDOR = ("torch", "numba", "llvmlite", "triton", "jax", "ttnn", "ttl")
 
 
+DOCUMENTS = ("specs/suite/README.md", "specs/faults/MATRIX.md", "specs/faults/matrix.json")
+"""What is in the wheel of what is read and not run: the guide to the suite, and what its seeded faults came to."""
+
+
 def expected(root: Path) -> set[str]:
     """Names inside a wheel of every file that belongs there: modules, type markers and data."""
     found = set()
     for path in files(root):
         relative = path.relative_to(root)
-        if relative.parts[0] in PACKAGES and (path.suffix in {".py", ".toml", ".jinja"} or path.name == "py.typed"):
+        data = path.suffix in {".py", ".toml", ".jinja"} or path.name == "py.typed" or relative.as_posix() in DOCUMENTS
+        if relative.parts[0] in PACKAGES and data:
             found.add(f"forebay/{relative.as_posix()}")
     return found
 
@@ -75,7 +80,7 @@ def python(unpacked: Path, code: str) -> str:
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected(ROOT)
-    assert {"forebay/specs/clauses.toml", "forebay/specs/py.typed"} <= names
+    assert {"forebay/specs/clauses.toml", "forebay/specs/py.typed", "forebay/specs/suite/README.md"} <= names
 
 
 def test_every_package_of_the_wheel_is_typed(wheel: Path) -> None:

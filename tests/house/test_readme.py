@@ -11,6 +11,7 @@ import pytest
 from forebay.runtime.cli.app import main
 from forebay.runtime.settings import Settings
 
+from .checks import THIRD_PARTY
 from .tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,6 +45,14 @@ def test_every_path_it_links_or_maps_exists() -> None:
     paths = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"^\| `([^`]+/)` \|", README, re.MULTILINE)
     assert len(paths) > 8
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_house_names_what_suite_and_faults_import() -> None:
+    """Beside numpy, which all of the contract may import, what the rules of the house let them."""
+    (row,) = re.findall(r"^\| `specs/` \|.*\|$", README, re.MULTILINE)
+    for part in ("suite", "faults"):
+        (named,) = re.findall(rf"{part}: also ([\w, ]+)", row)
+        assert set(named.split(", ")) == THIRD_PARTY[f"specs/{part}"]
 
 
 @pytest.mark.model

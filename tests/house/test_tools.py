@@ -14,6 +14,13 @@ import pytest
 from .tree import PACKAGES, ROOT, link_namespace
 
 CONFIG = ROOT / "pyproject.toml"
+APART = {
+    "contract": "the contract imports nothing of what judges by it",
+    "suite": "the suite imports nothing of the seeded faults",
+    "backends": "backends import nothing of what judges them",
+}
+CONTRACTS = [each["name"] for each in tomllib.loads(CONFIG.read_text())["tool"]["importlinter"]["contracts"]]
+"""What pyproject.toml says about imports, by name."""
 
 
 def python(*arguments: str, path: Path | None = None) -> tuple[int, str]:
@@ -44,6 +51,11 @@ def mypy(namespace: Path, cache: Path) -> tuple[int, str]:
 def lint_imports(namespace: Path) -> tuple[int, str]:
     code = "import sys; from importlinter.cli import lint_imports_command as c; c(sys.argv[1:])"
     return python("-c", code, "--no-cache", "--no-logo", str(CONFIG), path=namespace)
+
+
+def broken(output: str) -> set[str]:
+    """The contracts that an output of :func:`lint_imports` reports as broken."""
+    return {name for name in CONTRACTS if f"{name} BROKEN" in output}
 
 
 def write_namespace(root: Path, files: dict[str, str]) -> Path:
@@ -119,11 +131,49 @@ def test_every_import_in_a_wrong_direction_is_caught(tmp_path: Path) -> None:
         "backends/other/a.py": "from ..cpu import a\n",
         "hardware/a.py": "import typing\nif typing.TYPE_CHECKING:\n    from forebay.kernels.numba import a\n",
         "specs/b.py": "",
+        "specs/c.py": "from .suite import a\n",
+        "backends/cpu/b.py": "from forebay.specs.suite.a import b\n",
+        "specs/suite/a.py": "from forebay.specs.faults.a import b\n",
+        "specs/faults/a.py": "b = 1\n",
     }
     status, output = lint_imports(write_namespace(tmp_path, files))
-    names = [contract["name"] for contract in tomllib.loads(CONFIG.read_text())["tool"]["importlinter"]["contracts"]]
     assert status == 1
-    assert [name for name in names if f"{name} BROKEN" not in output] == []
+    assert broken(output) == set(CONTRACTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "who"),
+    [
+        ("specs/__init__.py", "from .suite.a import x\n", "contract"),
+        ("specs/a.py", "def f() -> None:\n    import forebay.specs.suite\n", "contract"),
+        ("specs/a.py", "from forebay.specs.suite.reports import page\n", "contract"),
+        ("specs/a.py", "from . import faults\n", "contract"),
+        ("specs/a.py", "from .faults.a import x\n", "contract"),
+        ("specs/b.py", "from .suite import a\n", "contract backends"),  # a backend of this tree imports that one
+        ("specs/suite/b.py", "from ..faults import a\n", "suite"),
+        ("specs/suite/reports/b.py", "from forebay.specs import faults\n", "suite"),
+        ("backends/cpu/a.py", "from forebay.specs.suite.a import x\n", "backends"),
+        ("backends/cpu/a.py", "from forebay.specs.faults import a\n", "backends"),
+    ],
+)
+def test_what_is_judged_and_what_judges_are_apart(name: str, text: str, who: str, tmp_path: Path) -> None:
+    """Faults use the suite, both use the contract, and no import goes the other way, through others neither."""
+    files = {
+        "specs/a.py": "",
+        "specs/b.py": "",
+        "specs/suite/a.py": "from forebay.specs import b\n\nx = b\n",
+        "specs/suite/reports/page.py": "from ... import b\n",
+        "specs/faults/a.py": "from forebay.specs.suite.a import x\n",
+        "runtime/a.py": "from forebay.specs.suite import a\n",
+        "backends/cpu/a.py": "import forebay.specs.b\n",
+        "kernels/numba/a.py": "",
+        "hardware/a.py": "",
+    }
+    good = write_namespace(tmp_path / "good", files)
+    assert lint_imports(good)[0] == 0, lint_imports(good)[1]
+    status, output = lint_imports(write_namespace(tmp_path / "bad", {**files, name: text}))
+    assert status == 1
+    assert broken(output) == {APART[each] for each in who.split()}
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
