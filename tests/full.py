@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from importlib.metadata import version
@@ -66,12 +68,17 @@ def record(name: str) -> dict[str, Any]:
     """Run one of :data:`RUNS`, show what it prints, and return its record."""
     module, *arguments = RUNS[name]
     code, started, lines = code_digest(), time.monotonic(), deque[str](maxlen=KEPT_LINES)
-    with subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    (ROOT / CONFORM).mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as cold,  # kernels are compiled anew, as on a machine that never ran them
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "NUMBA_CACHE_DIR": cold},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
         for line in process.stdout or ():
             print(line, end="", flush=True)
             lines.append(line.rstrip("\n"))

@@ -23,6 +23,8 @@ def test_a_long_run_has_a_record_of_its_passing(name: str) -> None:
     assert made["command"] == " ".join(["python", "-m", module, *arguments])
     assert made["passed"], made["output"]
     assert made["output"]
+    if name.startswith("conform_"):
+        assert made["seconds"] < 360, "the whole suite is to take less than six minutes"
 
 
 @pytest.mark.parametrize("backend", ["cpu", "sim"])
