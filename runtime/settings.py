@@ -34,12 +34,13 @@ TRUE_WORDS: Final = ("1", "true", "t", "yes", "y", "on")
 
 
 def isolated_environment(folder: Path) -> dict[str, str]:
-    """This process's environment for a child that runs pytest: without pytest's own variables, with assertions, and without plugins
-    found by themselves; hypothesis keeps its files in ``folder``."""
+    """This process's environment for a child that runs pytest over the suite: without pytest's own variables, with assertions, without
+    plugins found by themselves, and with the fixtures that hand the suite this runtime; hypothesis keeps its files in ``folder``."""
     dropped = ("PYTEST_", "HYPOTHESIS_", "PYTHONOPTIMIZE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "forebay.runtime.suite_plugin",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
     }
 

@@ -1,6 +1,7 @@
 """The runtime's fixtures for the shared suite: the objects of this runtime, for a session that runs the suite and no other.
 
-The suite imports nothing of the runtime. Vendor libraries and the runtime itself are imported once a test asks for a fixture.
+The suite imports nothing of the runtime: :mod:`.suite_entry` loads this module, or whoever starts a process that finds no plugins by
+itself. Vendor libraries and the runtime itself are imported once a test asks for a fixture.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from forebay.specs.suite.surroundings import (
     check_session,
     folder_of_suite,
     is_of_suite,
-    load_runtime_fixtures,
 )
 from forebay.specs.suite.waivers import Waiver, check_matched, load_waivers
 
@@ -48,17 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--suite-waivers", metavar="FILE", type=Path, default=None, help="TOML file of the backend's waivers"
     )
-
-
-def activate(early_config: pytest.Config) -> None:
-    """Make the runtime's fixtures known."""
-    load_runtime_fixtures(early_config.pluginmanager)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """The same where the plugin was loaded by ``-p``."""
-    activate(early_config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,14 +15,10 @@ from forebay.specs.suite.command import FOLDER
 
 PACKAGE: Final = "forebay.specs.suite"
 RUNTIME_FIXTURES: Final = "forebay.runtime.suite_plugin"
-"""The module whose fixtures hand the suite the runtime's objects; the suite itself imports nothing of it."""
+"""The plugin whose fixtures hand the suite the runtime's objects. Whoever starts a run loads it; the suite asks that it is there, and
+imports nothing of it."""
 _TRUSTED: Final = (f"{PACKAGE}.", f"{RUNTIME_FIXTURES}.", "_pytest.")
 """How the names of modules begin, a dot behind them, whose fixtures a test of the suite may use."""
-
-
-def load_runtime_fixtures(plugins: pytest.PytestPluginManager) -> None:
-    """Register the fixtures that hand out objects of the runtime."""
-    _register(plugins, import_module(RUNTIME_FIXTURES), RUNTIME_FIXTURES)
 
 
 def folder_of_suite(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
@@ -31,7 +27,9 @@ def folder_of_suite(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
     With the suite's own folder its fixtures become known, in this folder alone.
     """
     if path.resolve() == FOLDER:
-        _register(parent.config.pluginmanager, import_module(f"{PACKAGE}.provided"), str(path / "conftest.py"))
+        plugins, provided = parent.config.pluginmanager, import_module(f"{PACKAGE}.provided")
+        if not plugins.is_registered(provided):
+            plugins.register(provided, str(path / "conftest.py"))
     elif path.resolve() != FOLDER.parent:
         return None
     made: pytest.Dir = pytest.Dir.from_parent(parent, path=path)
@@ -55,8 +53,13 @@ def check_session(config: pytest.Config) -> None:
 
     Raises:
         pytest.UsageError: its tests would run in several processes, none of which sees all outcomes; or assertions are switched off,
-            or pytest does not rewrite them, so that failures do not say what came.
+            or pytest does not rewrite them, so that failures do not say what came; or nobody hands it a runtime.
     """
+    if not config.pluginmanager.has_plugin(RUNTIME_FIXTURES):
+        raise pytest.UsageError(
+            "the suite is given a runtime by a plugin that Forebay installs, and none is loaded: run `forebay conform`, or pytest with "
+            "the plugins it finds by itself"
+        )
     if getattr(config, "workerinput", None) is not None or config.getoption("dist", "no") != "no":
         raise pytest.UsageError(
             "the suite runs in one process, for one backend and one record: run it without -n and --dist of pytest-xdist"
@@ -84,11 +87,6 @@ def check_fixtures(items: Iterable[pytest.Item]) -> None:
                 f"{item.path.name}: its fixture {name!r} is that of {module}, and nothing of the suite can be overridden; "
                 "run `forebay conform`, or pytest in another folder"
             )
-
-
-def _register(plugins: pytest.PytestPluginManager, module: ModuleType, name: str) -> None:
-    if not plugins.is_registered(module):
-        plugins.register(module, name)
 
 
 def _foreign(asked: Sequence[str], definitions: dict[str, Sequence[Any]]) -> tuple[str, str] | None:

@@ -42,6 +42,8 @@ def test_theirs(backend, pytestconfig, request):
         with pytest.raises(pytest.FixtureLookupError):
             request.getfixturevalue(name)
 """
+RUNTIME = "[name for name in sys.modules if name.startswith('forebay.runtime')]"
+"""The runtime's modules that a process has imported."""
 WHERE = """
 import sys
 
@@ -126,6 +128,16 @@ def test_modules_of_the_suite_have_their_own_names_and_leave_the_path_alone(smal
             PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         )
         assert (said.code, "strangers [] []" in said.out) == (0, True), said.out + said.err
+
+
+def test_the_suite_gets_a_runtime_from_others_and_says_so_where_none_is(small: Small) -> None:
+    """Its plugin imports no module of the runtime, by name or by string."""
+    arguments = ["-p", "no:cacheprovider", "-p", "forebay.specs.suite.plugin", str(small.suite), "--backend", "sim"]
+    script = f"import sys, pytest; code = pytest.main({arguments}); print('came', int(code), {RUNTIME})"
+    said = small.python(script, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert (f"came {USAGE} []" in said.out, "the suite is given a runtime by a plugin" in said.err) == (True, True)
+    handed = small.python(script, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_PLUGINS="forebay.runtime.suite_plugin")
+    assert ("conformant: 4 pass" in handed.out, "came 0" in handed.out) == (True, True), handed.out + handed.err
 
 
 # -- what may not be done to it ---------------------------------------------------------------------------------------------
