@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.specs.suite.command import FOLDER
 from tests.suite.small import Outcome, Small
 
 USAGE = 4
@@ -195,3 +197,15 @@ def test_fixtures_of_the_folder_a_run_starts_in_do_not_reach_the_suites_own(smal
     (small.work / "conftest.py").write_text(theirs, encoding="utf-8")
     said = run(small, *SUITE)
     assert (said.code, "conformant: 4 pass" in said.out) == (0, True), said.out + said.err
+
+
+def test_every_module_that_asserts_has_its_assertions_explained() -> None:
+    """pytest rewrites the tests' own; of other modules those it is told of, before they are imported."""
+    asserting = {
+        path.stem
+        for path in FOLDER.glob("*.py")
+        if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    told = ast.parse((FOLDER / "provided.py").read_text(encoding="utf-8"))
+    (loop,) = [node for node in told.body if isinstance(node, ast.For)]
+    assert set(ast.literal_eval(loop.iter)) == {name for name in asserting if not name.startswith("test_")}
