@@ -19,6 +19,10 @@ _FALSIFYING: Final = re.compile(
     r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)|Draw \d+\b", re.IGNORECASE
 )
 """Notes of hypothesis that tell an input: the arguments, and what the test drew on its way."""
+SCENE: Final = "The call: "
+"""How a note begins that tells the call of ``paged_decode`` a test was at."""
+TOLD: Final = re.compile(r"^(?:\w+: )?expected: (?P<want>.*)\n(?:E? *)got: (?P<got>.*)$", re.MULTILINE)
+"""A message that tells both sides itself."""
 _FIXTURE: Final = re.compile(r"^ +\w+=<[\w.]+ object at 0x[0-9a-f]+>,\n", re.MULTILINE)
 """A line of an example that names a fixture by its address: no input, and another one in every run."""
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
@@ -115,7 +119,7 @@ def _parameters(item: pytest.Item) -> str:
 
 def _falsifying(error: BaseException) -> str:
     notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.match(note))
+    return "\n".join(_FIXTURE.sub("", note) for note in notes if _FALSIFYING.match(note) or note.startswith(SCENE))
 
 
 def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
@@ -130,7 +134,7 @@ def _statement(caught: pytest.ExceptionInfo[BaseException]) -> str:
 
 def _expected_and_got(error: BaseException, statement: str, comparison: Comparison | None) -> tuple[str, str]:
     text = str(error)
-    for pattern, got in ((_NUMPY, None), (_NOT_MATCHED, None), (_NOT_RAISED, "no error")):
+    for pattern, got in ((TOLD, None), (_NUMPY, None), (_NOT_MATCHED, None), (_NOT_RAISED, "no error")):
         if found := pattern.search(text):
             return found["want"].strip(), got or found["got"].strip()
     if isinstance(error, AssertionError):

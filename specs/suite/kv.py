@@ -181,6 +181,20 @@ def bits(x: Array) -> Array:
     return np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint8)
 
 
+def words(x: Array) -> Array:
+    """Unsigned integers of the shape of ``x``: the bytes of its elements."""
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}").reshape(x.shape)
+
+
+def _first(a: Array, b: Array, differ: Array) -> str:
+    """The first of the elements that differ, told as :data:`.failure.TOLD` reads it."""
+    at = tuple(int(index) for index in differ[0])
+    return (
+        f"expected: {b[at]!r} at {list(at)} of {b.dtype}{list(b.shape)}, bit for bit\n"
+        f"got: {a[at]!r}; {len(differ)} of {a.size} elements differ"
+    )
+
+
 def same_bits(a: Array, b: Array) -> None:
     """Assert the same shape, dtype and bytes, and not all of them zero: zeros that agree show nothing of a device."""
     same_arrays([a], [b])
@@ -196,7 +210,8 @@ def same_arrays(these: Iterable[Array], those: Iterable[Array]) -> None:
     for a, b in zip(these, those, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
-        np.testing.assert_array_equal(bits(a), bits(b))
+        differ = np.argwhere(words(a) != words(b))
+        assert len(differ) == 0, _first(a, b, differ)
         shown, size = shown + int(np.count_nonzero(bits(a))), size + a.size
     assert shown or not size, "both sides are nothing but zeros"
 

@@ -13,6 +13,7 @@ from forebay.specs import AttentionParams, Backend, Pool, Segment
 from forebay.specs.clauses import catalogue
 from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array, Attention
+from forebay.specs.suite.failure import SCENE
 from forebay.specs.suite.kv import BAD_BLOCKS, Params, Sizes, geometry, launches, new_pool, put, same_arrays
 from forebay.specs.suite.measured import tell
 
@@ -36,6 +37,14 @@ class Scene:
     visible: Array
     table_len: int
     layer: int = 0
+
+    def __str__(self) -> str:
+        g = self.pool.geometry
+        return (
+            f"a {self.pool.layout} pool of {g.dtype}, {g.num_blocks} blocks of {g.block_size}, {g.num_kv_heads} KV heads of "
+            f"{g.key_dim}, layer {self.layer} of {g.num_layers}; q {list(self.q.shape)}, visible {self.visible.tolist()}, "
+            f"table_len {self.table_len}, table {self.table[:, : self.table_len].tolist()}"
+        )
 
     def rows(self, *index: int) -> Scene:
         """The same call for rows ``index`` of q, table and visible, in this order; it shares the pool."""
@@ -190,9 +199,22 @@ def assert_near(out: Array, want: Attention, limit: float, dtype: str) -> None:
 
     The error is told to whoever keeps a record, as one of ``dtype``.
     """
-    error = float(np.abs(out - want.out).max(initial=0.0))
+    off = np.abs(out - want.out)
+    error = float(off.max(initial=0.0))
     tell(dtype, error / want.largest if want.largest else error, limit)
-    assert error <= limit * want.largest, f"error {error:.2e}, allowed {limit:g} * {want.largest:.3g}"
+    assert error <= limit * want.largest, _worst(out, want, off, limit)
+
+
+def _worst(out: Array, want: Attention, off: Array, limit: float) -> str:
+    """The element that is off most, told as :data:`.failure.TOLD` reads it."""
+    at = np.unravel_index(int(np.argmax(off)), off.shape)  # NaN counts as the largest
+    place = ", ".join(f"{name} {index}" for name, index in zip(("row", "token", "head", "element"), at, strict=True))
+    allowed = limit * want.largest
+    return (
+        f"expected: {want.out[at]:.7g}, off by at most {allowed:.3g}, which is {limit:g} of the largest visible |V|\n"
+        f"got: {out[at]:.7g} in out at {place}, off by {off[at]:.3g}; {int((~(off <= allowed)).sum())} of {off.size} elements are off "
+        "by more than that"
+    )
 
 
 def tolerance(backend: Backend, dtype: str) -> float:
@@ -245,4 +267,9 @@ def scene(
         v = rng.standard_normal((len(rows), g.num_kv_heads, g.value_dim)).astype(np.float32)
         put(backend, pool, rows, k, v, layer)
         q = rng.standard_normal((len(lengths), query_len, heads, g.key_dim)).astype(np.float32)
-        yield Scene(backend, pool, q, table, np.array(lengths, np.int32), table_len, layer)
+        made = Scene(backend, pool, q, table, np.array(lengths, np.int32), table_len, layer)
+        try:
+            yield made
+        except BaseException as error:
+            error.add_note(f"{SCENE}{made}")
+            raise
