@@ -151,7 +151,7 @@ def test_a_run_takes_delegated_operations_unless_it_is_traced(backend: Backend) 
 def test_every_claimed_layout_and_dtype_works(backend: Backend) -> None:
     for layout in layouts(backend):
         for dtype in backend.capabilities.kv_dtypes:
-            assert works(backend, layout, dtype), (layout, dtype)
+            assert works(backend, layout, dtype), f"layout {layout} with {dtype} KV is claimed"
 
 
 @pytest.mark.clause("B4", "D9")

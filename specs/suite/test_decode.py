@@ -222,7 +222,7 @@ def test_a_window_counts_the_current_token(backend: Backend, layout: str | None,
                 for t in range(query_len):
                     end = length - (query_len - 1 - t)
                     want = np.mean(range(max(0, end - window), end)) if end > 0 else 0.0
-                    assert got[t] == pytest.approx(want, rel=1e-6), (window, length, t)
+                    assert got[t] == pytest.approx(want, rel=1e-6), f"window {window}, {length} tokens, query {t}"
         assert mean_of_values(backend, pool, table, [6], params=AttentionParams(window=4))[0] == pytest.approx(3.5)
 
 
