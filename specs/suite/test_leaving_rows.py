@@ -20,6 +20,8 @@ URGENT = [*range(60, 92)]
 BUDGET = 8
 """Tokens a step: while three rows decode, the prompt of the urgent request takes its slot for some steps before it has a row."""
 LATE = 5.0
+LEAVING: dict[str, dict[str, Any]] = {"preempted": {"priority": -1}, "deadline": {"deadline": LATE}}
+"""Options of the request that is to leave, by the way it leaves."""
 
 
 class Clock:
@@ -51,7 +53,8 @@ def text_that_comes_up(model: Any, tokens: list[int]) -> tuple[int, str]:
 def test_whoever_leaves_a_slot_leaves_its_row_idle(
     backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType, model: Any, leaves: str
 ) -> None:
-    """In the lowest slot, in the highest, and cancelled in each: from the next step on its row stands at position -1, until a request that computes its prompt has the slot."""
+    """In the lowest slot and in the highest, cancelled in each: from the next step on its row stands at position -1, also while the
+    slot's next request computes its prompt."""
     plainly = {"max_tokens": 26, "ignore_eos": True}
     alone = make_engine(backend, slots=1, arm="eager")
     right = [list(r.token_ids) for r in alone.generate([*PROMPTS, URGENT], runtime.SamplingParams(**plainly))]
@@ -63,9 +66,7 @@ def test_whoever_leaves_a_slot_leaves_its_row_idle(
         end, text = text_that_comes_up(model, right[slot]) if leaves == "stop string" else (12, "")
         requests = []
         for i, prompt in enumerate(PROMPTS):
-            leaving: dict[str, Any] = {}
-            if i == slot:
-                leaving = {"preempted": {"priority": -1}, "deadline": {"deadline": LATE}}.get(leaves, {})
+            leaving = LEAVING.get(leaves, {}) if i == slot else {}
             wanted = runtime.SamplingParams(**plainly, stop=(text,) if text and i == slot else ())
             requests.append(engine.add(prompt, wanted, **leaving))
             while requests[-1].slot is None or not requests[-1].token_ids:
