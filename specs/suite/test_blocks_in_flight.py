@@ -10,6 +10,7 @@ import pytest
 
 from forebay.specs import Backend, Ticket
 from forebay.specs.suite.kv import geometry, new_pool
+from forebay.specs.suite.stepping import step_until
 
 MakeEngine = Callable[..., Any]
 READ_BEHIND = 3
@@ -160,9 +161,7 @@ def test_no_block_of_a_step_in_flight_is_free(
         engine.step()
         steps.check()
     computing = engine.add(LONG, runtime.SamplingParams(max_tokens=4, ignore_eos=True))
-    while computing.computed == 0:
-        engine.step()
-        waited = max(waited, steps.check())
+    step_until(engine, lambda: computing.computed)
     clock.now = LATE
     if how == "cancelled":
         engine.cancel(gone)

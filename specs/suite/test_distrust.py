@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.specs import Backend, StaleTrace
+from forebay.specs.suite.stepping import finish, step_to, step_until
 
 MakeEngine = Callable[..., Any]
 LIVE, FAMILY, LONG = [*range(3, 15)], [*range(20, 44)], [*range(50, 160)]
@@ -49,12 +50,10 @@ def scene(backend: Backend, make_engine: MakeEngine, runtime: ModuleType) -> Sce
     for _ in range(2):
         engine.add(LIVE, runtime.SamplingParams(max_tokens=1, ignore_eos=True))
     live = engine.add(LIVE, live_params)
-    while not live.token_ids:
-        engine.step()
+    step_to(engine, live, 1)
     root = engine.add(FAMILY, runtime.SamplingParams(**drawn, seed=9, n=2))
     long = engine.add(LONG, long_params)
-    while not long.computed:
-        engine.step()
+    step_until(engine, lambda: long.computed)
     (parked,) = root.siblings
     assert (root.slot, long.slot, live.slot, parked.slot) == (0, 1, 2, None)
     assert parked.blocks[0] == root.blocks[0]
@@ -82,13 +81,11 @@ def test_what_an_astray_row_may_have_written_over_is_computed_anew(
     row = backend.fetch(device.table)[2:3].copy()
     row[0, :-1] = victim.blocks[0]
     backend.upload(device.table, row, 2)
-    while not engine.report()["engine"]["reseeds"]:
-        engine.step()
+    step_until(engine, lambda: engine.report()["engine"]["reseeds"])
     assert len(scene.long.prompt) > scene.long.computed
     anew = sum(r.to_compute for r in (scene.live, scene.root, scene.long, scene.parked))
     before = engine.report()["engine"]["prefill_tokens"]
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert scene.tokens() == scene.right
     assert engine.report()["engine"]["prefill_tokens"] - before == anew, "nobody's KV is used again"
 
@@ -102,11 +99,9 @@ def test_what_a_stale_row_may_have_written_over_is_computed_anew(
     stale = internals.SlotState(7, 2, 1000, 60, 5, tuple(scene.parked.blocks[:1]), ())
     device.seed(1, stale)
     with pytest.raises(StaleTrace, match="slot 1 is idle"):
-        while engine.has_work:
-            engine.step()
+        finish(engine)
     assert [type(r.error) for r in (scene.live, scene.root, scene.long)] == [StaleTrace] * 3
     assert not scene.parked.finished
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     assert scene.tokens()["parked"] == scene.right["parked"]
     assert engine.report()["memory"]["blocks_allocated"] == 0

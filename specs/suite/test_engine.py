@@ -13,6 +13,7 @@ import pytest
 from forebay.specs import Backend
 from forebay.specs.errors import InvalidLayout
 from forebay.specs.suite.kv import refused, same_arrays, unchanged
+from forebay.specs.suite.stepping import step_to
 from forebay.specs.testing import claiming
 
 MakeEngine = Callable[..., Any]
@@ -277,8 +278,7 @@ def test_a_preempted_request_is_penalised_for_its_own_tokens_too(
     engine = make_engine(backend, slots=2, preempt=preempt)
     for number in (1, 9):
         requests = [engine.add(prompt, wanted), engine.add(prompt, wanted)]
-        while len(requests[0].token_ids) < number:
-            engine.step()
+        step_to(engine, requests[0], number)
         internals.drain(engine)
         internals.preempt(engine, requests[0])
         while engine.has_work:

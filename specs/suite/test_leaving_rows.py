@@ -11,6 +11,7 @@ import pytest
 
 from forebay.specs import Backend
 from forebay.specs.suite.kv import same_arrays
+from forebay.specs.suite.stepping import finish, step_to
 
 MakeEngine = Callable[..., Any]
 SLOTS = 4
@@ -69,12 +70,10 @@ def test_whoever_leaves_a_slot_leaves_its_row_idle(
             leaving = LEAVING.get(leaves, {}) if i == slot else {}
             wanted = runtime.SamplingParams(**plainly, stop=(text,) if text and i == slot else ())
             requests.append(engine.add(prompt, wanted, **leaving))
-            while requests[-1].slot is None or not requests[-1].token_ids:
-                engine.step()
+            step_to(engine, requests[-1], 1)
         assert [r.slot for r in requests] == list(range(SLOTS))
         gone = requests[slot]
-        while len(gone.token_ids) < end:
-            engine.step()
+        step_to(engine, gone, end)
         clock.now = LATE
         if leaves == "cancelled":
             engine.cancel(gone)
@@ -85,11 +84,13 @@ def test_whoever_leaves_a_slot_leaves_its_row_idle(
         steps = 0
         while not urgent.token_ids:
             assert backend.fetch(position)[slot] == -1
+            assert not urgent.finished
             engine.step()
             steps += 1
         assert steps > 1
-        while not (urgent.finished and len(gone.token_ids) >= (end + 2 if leaves == "preempted" else 0)):
-            engine.step()
+        step_to(engine, urgent, 4)
+        if leaves == "preempted":
+            step_to(engine, gone, end + 2)
         told = {"preempted": None, "stop string": "stop"}.get(leaves, leaves)
         assert gone.finish_reason == told
         assert list(urgent.token_ids) == right[-1][:4]
@@ -117,8 +118,7 @@ def test_a_row_whose_seed_was_cut_off_does_not_act(
     params = runtime.SamplingParams(max_tokens=80, ignore_eos=True)
     first = engine.add(PROMPTS[0], runtime.SamplingParams(max_tokens=2, ignore_eos=True))
     stays = engine.add(PROMPTS[1], params)
-    while not first.finished:
-        engine.step()
+    step_to(engine, first, 2)
     assert stays.slot == 1
     seed, upload = internals.DeviceState.seed, backend.upload
     left: list[int] = []
@@ -163,8 +163,7 @@ def test_a_row_whose_seed_was_cut_off_does_not_act(
         same_arrays(held_rows(backend, parts.pool, blocks), before)
     assert cuts > len(parts.device.scalars), "every input is an upload of its own"
     engine.cancel(gone)
-    while engine.has_work:
-        engine.step()
+    finish(engine)
     alone = make_engine(backend, slots=1, arm="eager").generate([PROMPTS[1]], params)[0]
     np.testing.assert_array_equal(stays.token_ids, alone.token_ids)
     assert engine.report()["engine"]["reseeds"] == 0

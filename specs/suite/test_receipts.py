@@ -13,6 +13,7 @@ import pytest
 from forebay.specs import Backend, StaleTrace, Ticket
 from forebay.specs.dtypes import HostArray
 from forebay.specs.suite.kv import unchanged
+from forebay.specs.suite.stepping import finish
 
 MakeEngine = Callable[..., Any]
 PROMPT, LONG = [*range(21, 27)], [*range(21, 45)]
@@ -194,8 +195,7 @@ def test_each_stop_token_of_a_slot_retires_its_row_on_the_device(
     for number in (2, room):
         engine = make_engine(backend, slots=number, block_size=32, num_blocks=2 * room, read_behind=0)
         requests = [engine.add(PROMPT, params(runtime, stop_token_ids=stop[-number:])) for stop in stops[-number:]]
-        while not all(r.finished for r in requests):
-            engine.step()
+        finish(engine)
         assert backend.fetch(internals.parts_of(engine).device.scalars["position"]).tolist() == [-1] * number
         assert [(list(r.token_ids), r.finish_reason) for r in requests] == [(tokens[: last + 1], "stop")] * number
 
