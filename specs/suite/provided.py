@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-for _module in ("acts", "attention", "desk", "kv", "oracle", "staging", "stepping", "steps"):
+for _module in ("acts", "attention", "desk", "kv", "oracle", "staging", "steps"):
     pytest.register_assert_rewrite(f"forebay.specs.suite.{_module}")
 
 from forebay.specs.suite.fixtures import (  # noqa: E402  (their modules assert, so they are imported after the line above)

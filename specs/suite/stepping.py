@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 
 def step_until(engine: Any, holds: Callable[[], object]) -> None:
-    """Step ``engine`` until ``holds()``. Fails where every request has ended before."""
+    """Step ``engine`` until ``holds()`` is true; the test fails where every request has ended before."""
     while not holds():
-        assert engine.has_work, "every request has ended, and what the test waits for has not come"
+        if not engine.has_work:
+            pytest.fail("every request has ended, and what the test waits for has not come")
         engine.step()
 
 
 def step_to(engine: Any, request: Any, tokens: int) -> None:
-    """Step ``engine`` until a request has made so many tokens."""
+    """Step ``engine`` until ``request`` has made so many tokens; the test fails where every request has ended before."""
     step_until(engine, lambda: len(request.token_ids) >= tokens)
 
 
