@@ -8,6 +8,7 @@ from .host_kv import HostKV
 from .kv_cache import KVCache
 from .lanes import Lanes
 from .ledger import Ledger
+from .models.rope import LongRope
 from .plugins import PluginManager
 from .prefix_cache import PrefixCache
 from .request import Request
@@ -23,6 +24,7 @@ __all__ = [
     "KVCache",
     "Lanes",
     "Ledger",
+    "LongRope",
     "PluginManager",
     "PrefixCache",
     "Requirements",

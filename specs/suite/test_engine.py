@@ -13,6 +13,7 @@ import pytest
 from forebay.specs import Backend
 from forebay.specs.errors import InvalidLayout
 from forebay.specs.suite.kv import refused, same_arrays, unchanged
+from forebay.specs.suite.stepping import step_to
 from forebay.specs.testing import claiming
 
 MakeEngine = Callable[..., Any]
@@ -251,6 +252,40 @@ def test_preempted_requests_are_computed_anew(
     assert generate(engine, runtime) == alone
     assert engine.report()["engine"]["preemptions"] > 0
     assert engine.report()["memory"]["blocks_allocated"] == 0
+
+
+@pytest.mark.clause("C6", "C11")
+@pytest.mark.parametrize(
+    ("temperature", "penalty", "preempt"),
+    [(0.0, 1.6, "recompute"), (0.0, 100.0, "offload"), (0.8, 1.6, "offload"), (0.8, 100.0, "recompute")],
+)
+def test_a_preempted_request_is_penalised_for_its_own_tokens_too(
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    temperature: float,
+    penalty: float,
+    preempt: str,
+) -> None:
+    """It has made tokens before it gave way: they are seen as those of the prompt are. The highest penalty lets no token come twice."""
+    drawn = {"temperature": temperature, "seed": 4, "repetition_penalty": penalty}
+    wanted = runtime.SamplingParams(max_tokens=16, ignore_eos=True, **drawn)
+    prompt = [*range(40, 48)]
+    right = list(make_engine(backend, slots=1, arm="eager").generate([prompt], wanted)[0].token_ids)
+    if penalty == 100:
+        assert len({*prompt, *right}) == len(prompt) + len(right)
+    engine = make_engine(backend, slots=2, preempt=preempt)
+    for number in (1, 9):
+        requests = [engine.add(prompt, wanted), engine.add(prompt, wanted)]
+        step_to(engine, requests[0], number)
+        internals.drain(engine)
+        internals.preempt(engine, requests[0])
+        while engine.has_work:
+            engine.step()
+        assert [list(r.token_ids) for r in requests] == [right, right], number
+    counts = engine.report()["engine"]
+    assert (counts["preemptions"], counts["reseeds"], counts["restored"]) == (2, 0, 2 * (preempt == "offload"))
 
 
 @pytest.mark.refuses("D8")

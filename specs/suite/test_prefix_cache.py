@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -119,6 +120,66 @@ def test_an_engine_reuses_what_it_has_computed_and_copies_before_it_writes(
     (twice,) = engine.generate([fork], runtime.SamplingParams(max_tokens=5, ignore_eos=True, n=2))
     assert [r.token_ids for r in twice.samples] == [alone.token_ids] * 2
     assert engine.report()["engine"]["block_copies"] >= 1
+
+
+@pytest.mark.clause("L6", "L5")
+def test_a_prefix_stays_in_the_block_it_has_and_is_held_once(made: Made) -> None:
+    """The same tokens come again from other blocks, whole and longer: nobody keeps a hold on those, and nothing is left in the end."""
+    allocator, cache = made
+    first = publish(made, [1, 2, 3, 4])
+    for tokens in ([1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]):
+        again = publish(made, tokens)
+        assert cache.match([1, 2, 3, 4, 9], "") == first
+        allocator.free(first)
+        assert [allocator.references(b) for b in (*first, *again[:2])] == [1, 1, *[0] * len(again[:2])]
+    assert cache.match([1, 2, 3, 4, 5, 6, 9], "") == [*first, again[2]]
+    allocator.free([*first, again[2]])
+    assert (len(cache), allocator.num_free) == (3, 2)
+    cache.clear()
+    assert (len(cache), allocator.num_free) == (0, 5)
+
+
+@pytest.mark.clause("L6", "L5")
+def test_equal_prompts_that_run_at_once_leave_no_block_behind(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType
+) -> None:
+    """Each fills its next block with tokens that the others have cached already, in a block of their own."""
+    engine = make_engine(backend, prefix_reuse=True)
+    free = engine.report()["memory"]["blocks_free"]
+    for _ in range(2):
+        results = engine.generate([PROMPT] * 3, runtime.SamplingParams(max_tokens=40, ignore_eos=True))
+        assert len({r.token_ids for r in results}) == 1
+    engine.reset_prefix_cache()
+    assert engine.report()["memory"]["blocks_free"] == free
+
+
+@pytest.mark.clause("L6")
+@pytest.mark.parametrize("lengths", [(36, 60, 40, 61), (60, 36, 61, 40)])
+def test_prompts_that_the_rotary_embedding_turns_otherwise_share_nothing(
+    backend: Backend,
+    make_engine: MakeEngine,
+    runtime: ModuleType,
+    internals: ModuleType,
+    model: Any,
+    lengths: tuple[int, ...],
+) -> None:
+    """Behind 48 tokens the embedding has other frequencies: the same first 32 tokens have other KV in a longer prompt."""
+    rope = internals.LongRope(5000.0, original=48, scale=1.0, short_factor=(1.0,) * 32, long_factor=(8.0,) * 32)
+    config = replace(model.config, rope=rope)
+    turning = replace(model, folder=replace(model.folder, config=config))
+    params = runtime.SamplingParams(max_tokens=6, ignore_eos=True)
+    prompts = [[*range(3, 35), *range(120, 120 + n - 32)] for n in lengths]
+    options = {"settings": runtime.Settings(), "slots": 1, "max_len": 96, "num_blocks": 30}
+    with runtime.Engine(turning, backend, prefix_reuse=False, **options) as plain:
+        right = [plain.generate([prompt], params)[0].token_ids for prompt in prompts]
+    with runtime.Engine(turning, backend, prefix_reuse=True, **options) as engine:
+        got, reused = [], []
+        for prompt in prompts:
+            before = engine.report()["engine"]["reused_tokens"]
+            got.append(engine.generate([prompt], params)[0].token_ids)
+            reused.append(engine.report()["engine"]["reused_tokens"] - before)
+    assert reused == [{40: 32, 61: 48}.get(n, 0) for n in lengths]
+    assert got == right
 
 
 @pytest.mark.clause("L6")

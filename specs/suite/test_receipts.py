@@ -13,6 +13,7 @@ import pytest
 from forebay.specs import Backend, StaleTrace, Ticket
 from forebay.specs.dtypes import HostArray
 from forebay.specs.suite.kv import unchanged
+from forebay.specs.suite.stepping import finish
 
 MakeEngine = Callable[..., Any]
 PROMPT, LONG = [*range(21, 27)], [*range(21, 45)]
@@ -179,6 +180,24 @@ def test_a_stop_token_retires_its_row_on_the_device(
     assert list(request.token_ids)[:last] == tokens[:last]
     assert request.finish_reason == "stop"
     assert backend.fetch(internals.parts_of(engine).device.scalars["position"]).tolist() == [-1]
+
+
+@pytest.mark.clause("C4")
+def test_each_stop_token_of_a_slot_retires_its_row_on_the_device(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType
+) -> None:
+    """One prompt in as many slots as a row has room for stop tokens; in each the one that comes up stands at another place."""
+    tokens = list(make_engine(backend, slots=1, arm="eager").generate([PROMPT], params(runtime))[0].token_ids)
+    last = next(i for i in range(3, STEPS - 1) if tokens[i] not in tokens[:i])
+    room = internals.parts_of(make_engine(backend, slots=1)).device.max_stop
+    others = [t for t in range(200, 258) if t not in tokens][: room - 1]
+    stops = [(*others[:place], tokens[last], *others[place:]) for place in range(room)]
+    for number in (2, room):
+        engine = make_engine(backend, slots=number, block_size=32, num_blocks=2 * room, read_behind=0)
+        requests = [engine.add(PROMPT, params(runtime, stop_token_ids=stop[-number:])) for stop in stops[-number:]]
+        finish(engine)
+        assert backend.fetch(internals.parts_of(engine).device.scalars["position"]).tolist() == [-1] * number
+        assert [(list(r.token_ids), r.finish_reason) for r in requests] == [(tokens[: last + 1], "stop")] * number
 
 
 # -- the ledger by itself ------------------------------------------------------------------------------------------------
