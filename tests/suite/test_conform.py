@@ -103,14 +103,19 @@ def outcomes(record: dict[str, Any]) -> dict[str, str]:
     ("arguments", "says"),
     [
         (("sim", "--record", "none/record.json"), "no folder none; make it first"),
-        (("sim", "--record", "folder"), "--record folder: is a folder, expected a file"),
+        (("sim", "--record", "folder"), "--record folder: is a folder, expected a regular file"),
         (("sim", "--html", "none/page.html"), "--html none/page.html: no folder none"),
         (("sim", "--junit", "folder"), "--junit folder: is a folder"),
         (("sim", "--statement", "old.json/x.md"), "no folder old.json"),
         (("sim", "--record", "one", "--html", "folder/../one"), "is the file of --record too"),
         (("sim", "--waivers", "none.toml", "--record", "old.json"), "none.toml: "),
         (("sim", "--waivers", "bad.toml", "--record", "old.json"), "it lacks clause, device, reason, expiry"),
-        (("sim", "--waivers", "old.json", "--record", "old.json"), "waivers old.json: "),
+        (("sim", "--waivers", "old.json"), "waivers old.json: "),
+        (("sim", "--waivers", "old.json", "--record", "old.json"), "is the file of --waivers too"),
+        (
+            ("sim", "--record", "r", "--html", "r.journal"),
+            "--html r.journal: is the file of the journal of --record too",
+        ),
         (("sim", "--waivers", "expired.toml", "--record", "old.json"), "it expired on 2020-01-31"),
         (("sim", "--test", "test_decode", "--record", "old.json"), "expected FILE::TEST"),
         (("sim", "--test", "test_none.py::test_it", "--record", "old.json"), "expected FILE::TEST"),
@@ -164,7 +169,7 @@ def test_plain_pytest_says_the_same_of_a_record_that_cannot_be_written(records: 
         "--pyargs", "forebay.specs.suite", "--backend", "sim", "--suite-record", "none/record.json"
     )
     assert said.code == 4
-    assert re.fullmatch(r"ERROR: --suite-record none/record.json: .*No such file.*", said.err.strip())
+    assert re.fullmatch("ERROR: --suite-record none/record.json: no folder none; make it first", said.err.strip())
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,21 @@ from forebay.runtime.cli import suite_process
 suite_process._GRACE_S = 3.0
 print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
 """
+SLOW_BEGAN = '"started", "test": "test_slow.py::test_slow"'
+"""What a journal holds from then on."""
 
 
 def interrupted(
-    small: Small, arguments: list[str], ready: Path, *, group: bool, by: signal.Signals = signal.SIGINT
+    small: Small,
+    arguments: list[str],
+    ready: Path,
+    *,
+    group: bool,
+    by: signal.Signals = signal.SIGINT,
+    word: str = SLOW_BEGAN,
 ) -> tuple[int, str, str]:
-    """Start a process, signal it, or its whole group as a terminal does, once ``ready`` has a second line, and wait for its end, and
-    that of all it started."""
+    """Start a process, signal it, or its whole group as a terminal does, once the file ``ready`` holds ``word``, and wait for its end,
+    and that of all it started."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", *arguments],
         cwd=small.work,
@@ -44,7 +52,7 @@ def interrupted(
     )
     try:
         deadline = time.monotonic() + 60
-        while not (ready.exists() and ready.read_text(encoding="utf-8").count("\n") > 1):
+        while not (ready.exists() and word in ready.read_text(encoding="utf-8")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -102,9 +110,10 @@ def test_plain_pytest_leaves_a_record_too(small: Small) -> None:
 
 def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None:
     ready = small.work / "ready"
-    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
+    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('ready')\n    time.sleep(60)\n"
     (small.work / "test_slow.py").write_text(test, encoding="utf-8")
-    code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
+    arguments = [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"]
+    code, out, _ = interrupted(small, arguments, ready, group=False, word="ready")
     assert code == 0
     assert "Ended(status=2, complaint='', interrupted='SIGINT', stalled_s=None)" in out
 
@@ -115,11 +124,11 @@ def test_a_process_that_heeds_no_signal_is_killed(small: Small) -> None:
     test = (
         "import pathlib, signal, time\n\n\ndef test_deaf():\n"
         "    for number in (signal.SIGINT, signal.SIGTERM):\n        signal.signal(number, signal.SIG_IGN)\n"
-        "    pathlib.Path('ready').write_text('1\\n2\\n')\n    time.sleep(60)\n"
+        "    pathlib.Path('ready').write_text('ready')\n    time.sleep(60)\n"
     )
     (small.work / "test_deaf.py").write_text(test, encoding="utf-8")
     arguments = [IMPATIENT, "-p", "no:cacheprovider", "test_deaf.py"]
-    code, out, _ = interrupted(small, arguments, ready, group=False, by=signal.SIGTERM)
+    code, out, _ = interrupted(small, arguments, ready, group=False, by=signal.SIGTERM, word="ready")
     assert code == 0
     assert "Ended(status=-9, complaint='', interrupted='SIGTERM', stalled_s=None)" in out
 
