@@ -15,6 +15,7 @@ import typer
 
 from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, Ended, run_pytest
 from forebay.runtime.plugins import PluginManager
+from forebay.runtime.selection import check_known
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
 from forebay.specs.files import output_at, write_text
@@ -69,6 +70,10 @@ def conform(
     named = {"--record": record, "--html": html, "--junit": junit, "--statement": statement}
     outputs = _checked_outputs({option: path for option, path in named.items() if path is not None}, waivers)
     _check_waivers(waivers)
+    try:
+        check_known(backend, "call", PluginManager.discover())
+    except ForebayError as error:
+        raise InvalidInput(f"conform: nothing was judged: {error}") from error
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
         path = outputs.get("--record", Path(folder, "record.json"))
         arguments = [f"--backend={backend}", f"--suite-profile={profile}", f"--suite-record={path}"]
