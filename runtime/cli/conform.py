@@ -132,6 +132,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     Raises:
         InvalidInput: nothing was asked, for a reason in the command line.
         ForebayError: nothing was asked, for another one.
+        Exit: nothing was asked, for a signal came first.
     """
     from forebay.specs.suite.journal import journal_of, read_journal
     from forebay.specs.suite.record import assemble, write_record
@@ -152,6 +153,9 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
         print(f"STOPPED {made['stopped']}\n{made['requested']} ({made['profile']}): {made['verdict']}: {counts}")
         return made
     journal.unlink(missing_ok=True)
+    if not path.exists() and ended.interrupted:
+        print(f"STOPPED by {ended.interrupted} before the suite was collected: nothing was judged")
+        raise typer.Exit(exit_code(ended.interrupted))
     if not path.exists():
         raise ForebayError(f"conform: nothing was judged: pytest {ended.told()} before the suite was collected")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -99,6 +99,31 @@ def test_a_signal_ends_the_run_with_a_record_of_what_was_known(
     assert {path.name for path in small.work.iterdir()} == {"record.json", "statement.md"}
 
 
+@pytest.mark.parametrize(("by", "group", "code", "told", "why"), ENDS)
+def test_a_signal_that_comes_before_the_tests_are_known_ends_the_run_alike(
+    by: signal.Signals, group: bool, code: int, told: str, why: str, small: Small
+) -> None:
+    """There is no record then, of this run or of an older one, and no verdict."""
+    small.add(
+        "test_slow.py", "import time\nfrom pathlib import Path\n\nPath('ready').write_text('ready')\ntime.sleep(60)\n"
+    )
+    (small.work / "record.json").write_text("an older record", encoding="utf-8")
+    arguments = [PROGRAM, "conform", "sim", "--record", "record.json", "--html", "page.html"]
+    got, out, err = interrupted(small, arguments, small.work / "ready", group=group, by=by, word="ready")
+    assert (got, err) == (code, told)
+    assert out.endswith(f"STOPPED by {by.name} before the suite was collected: nothing was judged\n")
+    assert {path.name for path in small.work.iterdir()} == {"ready"}
+
+
+@pytest.mark.parametrize("asked", [("-k", "stage"), ("-k", "zzz"), ("--test", "test_every.py::test_none")])
+def test_no_warning_is_left_to_the_user(asked: tuple[str, ...], small: Small) -> None:
+    """Where every warning is an error, as of a file that nobody closed, the command says what it says elsewhere."""
+    plain = small.forebay("conform", "sim", *asked)
+    strict = small.forebay("conform", "sim", *asked, PYTHONWARNINGS="error")
+    assert (strict.code, strict.err) == (plain.code, plain.err)
+    assert "Warning" not in strict.out + strict.err
+
+
 def test_plain_pytest_leaves_a_record_too(small: Small) -> None:
     small.add("test_slow.py", SLOW)
     arguments = ["import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "--pyargs", "forebay.specs.suite"]
