@@ -20,7 +20,7 @@ from forebay.specs.suite.verifier.shape import NotARecord, read_record
 __all__ = ["LARGEST", "Asked", "Installed", "faults_of"]
 
 LARGEST: Final = 64 << 20
-"""Bytes that a record has at most; one of the whole suite has about half a megabyte."""
+"""Bytes that a record has at most; one of the whole suite has less than a megabyte."""
 
 
 def faults_of(
