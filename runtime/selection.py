@@ -126,6 +126,24 @@ def select(
     return selection, mode
 
 
+def check_known(requested: str, source: str, manager: PluginManager) -> None:
+    """Check that there are such a backend and such a mode, or that the choice is ``auto``'s; whether it can run here is not asked.
+
+    Raises:
+        InvalidSetting, UnknownBackend: as :func:`select`.
+        BackendUnavailable: its plugin is broken or its name taken twice, so that nobody knows its modes.
+    """
+    try:
+        name, mode_name = parse_choice(requested, source)
+    except InvalidSetting as error:
+        name = requested.partition(":")[0]
+        known = _modes_of(manager.find(name)[1]) if name in manager.names else manager.describe_known()
+        raise InvalidSetting(f"{error}; {known}") from error
+    if name != AUTO:
+        _, descriptor = manager.find(name)
+        _find_mode(descriptor, mode_name)
+
+
 def mode_label(name: str, mode: ModeDescriptor) -> str:
     """``NAME`` for a backend's default mode, ``NAME:MODE`` for another."""
     return f"{name}:{mode.name}" if mode.name else name
@@ -202,10 +220,13 @@ def _find_mode(descriptor: BackendDescriptor, mode_name: str | None) -> ModeDesc
     names = [mode.name for mode in descriptor.modes if mode.name]
     nearest = difflib.get_close_matches(mode_name, names, n=1)
     raise UnknownBackend(
-        f"backend '{descriptor.name}' has no mode '{mode_name}'; "
-        f"its modes: {', '.join(mode_label(descriptor.name, mode) for mode in descriptor.modes)}"
+        f"backend '{descriptor.name}' has no mode '{mode_name}'; {_modes_of(descriptor)}"
         + "".join(f"; did you mean '{descriptor.name}:{name}'?" for name in nearest)
     )
+
+
+def _modes_of(descriptor: BackendDescriptor) -> str:
+    return f"its modes: {', '.join(mode_label(descriptor.name, mode) for mode in descriptor.modes)}"
 
 
 def _take_first(

@@ -1,7 +1,7 @@
 """The runtime's fixtures for the shared suite: the objects of this runtime, for a session that runs the suite and no other.
 
 The suite imports nothing of the runtime: :mod:`.suite_entry` loads this module, or whoever starts a process that finds no plugins by
-itself. Vendor libraries and the runtime itself are imported once a test asks for a fixture.
+itself. Vendor libraries and the engine are imported once a test asks for a fixture.
 """
 
 from __future__ import annotations
@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 
 NO_ARGUMENTS = ("read_behind", "max_rewarm", "seed")
 """Settings that are no argument of an Engine."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop a run that would judge a backend, or a mode of one, that nobody has: some tests never open it.
+
+    Raises:
+        pytest.UsageError: with the names and modes that there are.
+    """
+    requested: str | None = config.getoption("--backend", default=None)
+    if requested is None or config.getoption("collectonly"):  # a record of another machine's backend can be verified
+        return
+    from forebay.runtime.plugins import PluginManager
+    from forebay.runtime.selection import check_known
+    from forebay.specs.errors import ForebayError
+
+    try:
+        check_known(requested, "--backend", PluginManager.discover())
+    except ForebayError as error:
+        raise pytest.UsageError(f"--backend {requested}: nothing was judged: {error}") from error
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,10 @@ import typer
 
 from forebay.runtime.cli.suite_process import NO_TESTS, PYTEST, USAGE_ERROR, Ended, run_pytest
 from forebay.runtime.plugins import PluginManager
+from forebay.runtime.selection import check_known
 from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
+from forebay.specs.files import output_at, write_text
 from forebay.specs.signals import exit_code
 from forebay.specs.suite.command import suite_arguments
 
@@ -65,22 +67,25 @@ def conform(
         _verify(verify)
     if backend is None:
         raise InvalidInput("conform: name the backend to judge, or a record with --verify FILE")
-    outputs = {"--record": record, "--html": html, "--junit": junit, "--statement": statement}
-    _check_outputs(outputs)
+    named = {"--record": record, "--html": html, "--junit": junit, "--statement": statement}
+    outputs = _checked_outputs({option: path for option, path in named.items() if path is not None}, waivers)
     _check_waivers(waivers)
+    try:
+        check_known(backend, "call", PluginManager.discover())
+    except ForebayError as error:
+        raise InvalidInput(f"conform: nothing was judged: {error}") from error
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
-        path = Path(folder, "record.json") if record is None else record.absolute()
+        path = outputs.get("--record", Path(folder, "record.json"))
         arguments = [f"--backend={backend}", f"--suite-profile={profile}", f"--suite-record={path}"]
         arguments += [] if waivers is None else [f"--suite-waivers={waivers.absolute()}"]
         arguments += [f"-k={select}"] if select else []
         command = [*suite_arguments(Path(folder), test or []), *arguments]
         # Whatever happens now, nothing of an earlier run is taken for this one.
         for old in (*outputs.values(), journal_of(path)):
-            if old is not None:
-                old.unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
         ended = run_pytest(command, isolated_environment(Path(folder)), progress=journal_of(path), stall_s=stall_s)
         made = _finished(path, ended)
-    _write_reports(made, html=html, junit=junit, statement=statement)
+    _write_reports(made, outputs)
     if ended.interrupted:
         raise typer.Exit(exit_code(ended.interrupted))
     if made["verdict"] == "failed":
@@ -93,25 +98,25 @@ def _check_installed(needed: Sequence[str]) -> None:
         raise InvalidInput(f"conform needs {', '.join(missing)}: pip install 'forebay[suite]'")
 
 
-def _check_outputs(outputs: Mapping[str, Path | None]) -> None:
-    """Refuse before a long run what could not be written after it.
+def _checked_outputs(named: Mapping[str, Path], waivers: Path | None) -> dict[str, Path]:
+    """By option the file that is to be written; refuses before a long run what could not be written after it.
 
     Raises:
-        InvalidInput: a file cannot be made there, or two are one.
+        InvalidInput: a file cannot be made there, or it is one that another option names, or the run's journal.
     """
-    seen: dict[Path, str] = {}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise InvalidInput(f"conform {option} {path}: is a folder, expected a file to write")
-        if not path.parent.is_dir():
-            raise InvalidInput(f"conform {option} {path}: no folder {path.parent}; make it first")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise InvalidInput(f"conform {option} {path}: cannot be written here")
-        other = seen.setdefault(path.resolve(), option)
+    from forebay.specs.suite.journal import journal_of
+
+    seen = {} if waivers is None else {Path(os.path.realpath(waivers)): "--waivers"}
+    found = {}
+    for option, path in named.items():
+        found[option] = output_at(path, f"conform {option} {path}")
+        if option == "--record":
+            journal = journal_of(found[option])
+            seen[output_at(journal, f"conform --record {path}: its journal {journal}")] = "the journal of --record"
+        other = seen.setdefault(found[option], option)
         if other != option:
-            raise InvalidInput(f"conform {option} {path}: is the file of {other} too")
+            raise InvalidInput(f"conform {option} {path}: is the file of {other} too; name another")
+    return found
 
 
 def _check_waivers(path: Path | None) -> None:
@@ -127,6 +132,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     Raises:
         InvalidInput: nothing was asked, for a reason in the command line.
         ForebayError: nothing was asked, for another one.
+        Exit: nothing was asked, for a signal came first.
     """
     from forebay.specs.suite.journal import journal_of, read_journal
     from forebay.specs.suite.record import assemble, write_record
@@ -147,31 +153,34 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
         print(f"STOPPED {made['stopped']}\n{made['requested']} ({made['profile']}): {made['verdict']}: {counts}")
         return made
     journal.unlink(missing_ok=True)
+    if not path.exists() and ended.interrupted:
+        print(f"STOPPED by {ended.interrupted} before the suite was collected: nothing was judged")
+        raise typer.Exit(exit_code(ended.interrupted))
     if not path.exists():
         raise ForebayError(f"conform: nothing was judged: pytest {ended.told()} before the suite was collected")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 
 
-def _write_reports(record: dict[str, Any], *, html: Path | None, junit: Path | None, statement: Path | None) -> None:
-    if html is not None:
+def _write_reports(record: dict[str, Any], outputs: Mapping[str, Path]) -> None:
+    """Write those that ``outputs`` names, by option."""
+    if "--html" in outputs:
         from forebay.specs.suite.reports.page import page
 
-        _write(html, page(record))
-    if junit is not None:
+        _write(outputs["--html"], page(record))
+    if "--junit" in outputs:
         from forebay.specs.suite.reports.junit import junit_xml
 
-        _write(junit, junit_xml(record))
-    if statement is not None:
-        from forebay.specs.suite.reports.statement import statement as state
+        _write(outputs["--junit"], junit_xml(record))
+    if "--statement" in outputs:
+        from forebay.specs.suite.reports.statement import statement
 
-        _write(statement, state(record))
+        _write(outputs["--statement"], statement(record))
 
 
 def _write(path: Path, text: str) -> None:
-    """Texts of a record are anybody's: what has no form in UTF-8 is escaped."""
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(path, text)
     except OSError as error:
         raise ForebayError(f"conform: {path}: {error}") from error
 
@@ -206,10 +215,7 @@ def _verify(path: Path) -> None:
             absent.extend([] if here else [name])
             return here
 
-        try:
-            faults = faults_of(path, collected, found)
-        except OSError as error:
-            raise ForebayError(f"conform --verify {path}: {error}") from error
+        faults = faults_of(path, collected, found)
     for fault in faults[:SHOWN]:
         print(f"{path}: {fault}")
     if len(faults) > SHOWN:

@@ -70,6 +70,7 @@ def faults(
             for result in _judged(chosen, full=full, workers=workers):
                 show(result)
         else:
+            matrices.outputs(matrix)  # refuse before a long run what could not be written after it
             with Results(matrix / matrices.PARTIAL) as kept:
                 for result in kept.taken_up(chosen):
                     show(result, "  (an earlier run)")

@@ -125,9 +125,10 @@ def _made_to_end(process: subprocess.Popen[str], *, at_once: bool) -> int:
 
 
 def _relay(stream: TextIO, complaint: list[str]) -> None:
-    for line in stream:
-        if complaint or line.startswith(_COMPLAINT):
-            complaint.append(line)
-        else:
-            sys.stderr.write(line)
-            sys.stderr.flush()
+    with stream:
+        for line in stream:
+            if complaint or line.startswith(_COMPLAINT):
+                complaint.append(line)
+            else:
+                sys.stderr.write(line)
+                sys.stderr.flush()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import without_fault
 from forebay.specs.faults.runner import Result
+from forebay.specs.files import output_at, write_text
 from forebay.specs.sources import suite_hash
 
 MATRIX_JSON: Final = "matrix.json"
@@ -85,8 +86,24 @@ def page(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def outputs(folder: Path) -> tuple[Path, Path]:
+    """Where ``matrix.json`` and ``MATRIX.md`` of a folder are to be written.
+
+    Raises:
+        InvalidInput: one of them cannot be written there.
+    """
+    data, as_page = (output_at(folder / name, f"matrix {folder / name}") for name in (MATRIX_JSON, MATRIX_PAGE))
+    return data, as_page
+
+
 def write(results: Iterable[Result], folder: Path) -> None:
-    """Write ``matrix.json`` and ``MATRIX.md`` into ``folder``."""
+    """Write ``matrix.json`` and ``MATRIX.md`` into ``folder``.
+
+    Raises:
+        InvalidInput: as :func:`outputs`.
+        OSError: one of them could not be written.
+    """
+    as_data, as_page = outputs(folder)
     data = matrix(results)
-    (folder / MATRIX_JSON).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / MATRIX_PAGE).write_text(page(data), encoding="utf-8")
+    write_text(as_data, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_text(as_page, page(data))

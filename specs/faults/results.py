@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import Fault
 from forebay.specs.faults.runner import Result
+from forebay.specs.files import output_at
 
 KEPT: Final = ("verdict", "killed_by", "ran", "seconds", "detail", "fell")
 LIBRARIES: Final = ("numpy", "pytest", "hypothesis", "pluggy")
@@ -61,8 +62,9 @@ class Results:
         Raises:
             InvalidInput: another process has it, or it cannot be a file.
         """
-        if self._path.exists() and not self._path.is_file():
-            raise InvalidInput(f"{self._path}: is no file, and results are to be kept there; take it away")
+        lock = Path(self._lock.lock_file)
+        self._path = output_at(self._path, f"kept results {self._path}")
+        output_at(lock, f"lock {lock} of kept results")
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from forebay.specs.errors import InvalidInput
+from forebay.specs.files import output_at
 
 Entry = dict[str, Any]
 """``entry`` names its kind: ``run``, ``backend``, ``started`` (a test), ``result``, ``counters``, ``stopped`` or ``end``; the rest is
@@ -24,12 +25,20 @@ def journal_of(record: Path) -> Path:
 
 
 class Journal:
-    """Entries in memory and, with a path, a line of JSON each in a file."""
+    """Entries in memory and, with a path, a line of JSON each in a file; an older one is replaced.
+
+    Raises:
+        InvalidInput: no file can be made there.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.entries: list[Entry] = []
         self._path = path
-        self._file: TextIO | None = None if path is None else path.open("w", encoding="utf-8")
+        self._file: TextIO | None = None
+        if path is not None:
+            output_at(path, f"journal {path}")
+            path.unlink(missing_ok=True)  # a symlink goes, what it leads to stays as it is
+            self._file = path.open("x", encoding="utf-8")
 
     def add(self, kind: str, content: Mapping[str, Any]) -> None:
         """Append one entry; the operating system has it when this returns. What JSON has no form for is kept as its text."""

@@ -16,6 +16,7 @@ import pytest
 
 from forebay.specs import Backend, Capabilities
 from forebay.specs.clauses import catalogue
+from forebay.specs.files import output_at
 from forebay.specs.signals import ENDING, heard, interrupted_by
 from forebay.specs.sources import suite_hash
 from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
@@ -40,8 +41,8 @@ class Judge:
     ) -> None:
         record: Path | None = config.getoption("--suite-record")
         self._config = config
-        self._path = record
-        self._journal = Journal(None if record is None else journal_of(record))
+        self._path = None if record is None else output_at(record, f"--suite-record {record}")
+        self._journal = Journal(None if self._path is None else journal_of(self._path))
         self._asked = {name_of(item) for item in asked}
         self._whole = whole
         self._selection = selection_of(config)

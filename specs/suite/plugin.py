@@ -111,8 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         try:
             judge = Judge(config, asked, waivers, whole=whole)
-        except OSError as error:
-            raise pytest.UsageError(f"--suite-record {config.getoption('--suite-record')}: {error}") from error
+        except (InvalidInput, OSError) as error:
+            raise pytest.UsageError(str(error)) from error
         config.stash[JUDGE] = judge
         config.pluginmanager.register(judge)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.specs.clauses import catalogue
+from forebay.specs.files import write_text
 from forebay.specs.suite.digest import digest_of
 from forebay.specs.suite.journal import Entry
 
@@ -64,8 +65,8 @@ def assemble(entries: Sequence[Entry]) -> Record:
 
 
 def write_record(record: Record, path: Path) -> None:
-    """Write a record as indented JSON."""
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    """Write a record as indented JSON, at once, into a file that :func:`~forebay.specs.files.output_at` gave."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def clauses_of(result: Mapping[str, Any]) -> list[str]:

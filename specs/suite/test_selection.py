@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -112,9 +112,85 @@ def test_what_device_or_backend_lack_is_refused_before_anything_is_loaded(
         open_backend("suite_fast", require=internals.Requirements.of(head_dim=64), manager=manager)
 
 
-@pytest.mark.clause("B3")
+@pytest.fixture
+def two(internals: ModuleType, backend: Backend) -> Any:
+    """Plugins ``preferred`` and ``second``, which ``auto`` takes in this order, each the judged backend's own driver; the first lacks
+    ``head_dim`` 96. With them, in ``loaded``, the names of those whose driver was loaded."""
+    _, judged = internals.PluginManager.discover().find(backend.name)
+    load = next(mode.load for mode in judged.modes if mode.name == backend.mode)
+    made, loaded = internals.PluginManager(), list[str]()
+
+    def loads(name: str) -> Any:
+        def loading() -> Any:
+            loaded.append(name)
+            return load()
+
+        return loading
+
+    for name, sizes in (("second", (64, 96)), ("preferred", (64, 128))):
+        made.register(described(name, load=loads(name), supports={"head_dim": sizes}))
+    return SimpleNamespace(manager=made, loaded=loaded)
+
+
+def asking(runtime: ModuleType, folder: Path, source: str, name: str) -> tuple[Any, str]:
+    """Settings in which ``source`` (none for ``default``) asks for the backend ``name``, and where they say that it stands."""
+    file = folder / "forebay.toml"
+    file.write_text(f'slots = 2\nbackend = "{name}"\n' if source == "file" else "slots = 2\n", encoding="utf-8")
+    environ = {"FOREBAY_BACKEND": name} if source == "environment" else {}
+    call = {"backend": name} if source == "call" else {}
+    origin = {"file": f"{file}:2", "environment": "FOREBAY_BACKEND"}.get(source, "")
+    return runtime.Settings.resolve(config=file, environ=environ, **call), origin
+
+
+@pytest.mark.clause("B3", "B2")
+@pytest.mark.case("F04")
+@pytest.mark.parametrize("source", ["default", "file", "environment", "call"])
+def test_auto_gives_way_to_a_need_and_says_so(
+    open_backend: OpenBackend, runtime: ModuleType, internals: ModuleType, tmp_path: Path, two: Any, source: str
+) -> None:
+    """A platform's preference is nobody's order: where it lacks a need another is taken, with a note and the choice's source."""
+    settings, origin = asking(runtime, tmp_path, source, "auto")
+    for needs, name, notes in (
+        ({}, "preferred", [("preferred", "")]),
+        ({"head_dim": 64}, "preferred", [("preferred", "")]),
+        (
+            {"head_dim": 96},
+            "second",
+            [("preferred", "head_dim: needs 96 (call), found 64, 128"), ("second", "")],
+        ),
+    ):
+        require = internals.Requirements.of(**needs)
+        with open_backend(None, settings=settings, require=require, manager=two.manager) as chosen:
+            told = chosen.selection
+            assert (chosen.name, told.name, two.loaded.pop(), two.loaded) == (name, name, name, [])
+            assert (told.requested, told.source, told.origin) == ("auto", source, origin)
+            assert [(candidate.name, candidate.passed_over) for candidate in told.considered] == notes
+            assert chosen.to_host(chosen.to_device(np.arange(4))).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.clause("B2")
 @pytest.mark.refuses("B3")
 @pytest.mark.case("F04")
+@pytest.mark.parametrize("source", ["file", "environment", "call"])
+def test_a_named_choice_does_not_give_way(
+    open_backend: OpenBackend, runtime: ModuleType, internals: ModuleType, tmp_path: Path, two: Any, source: str
+) -> None:
+    """The same backend, named: it runs where it can, and what it lacks is an error that says who named it; nothing is loaded."""
+    settings, origin = asking(runtime, tmp_path, source, "preferred")
+    with pytest.raises(Unsupported) as caught:
+        open_backend(None, settings=settings, require=internals.Requirements.of(head_dim=96), manager=two.manager)
+    where = f"{source} {origin}".rstrip()
+    assert f"backend 'preferred' ({where}) does not support what is required: head_dim: needs 96 (call)" in str(
+        caught.value
+    )
+    assert two.loaded == []
+    require = internals.Requirements.of(head_dim=64)
+    with open_backend(None, settings=settings, require=require, manager=two.manager) as chosen:
+        assert (chosen.name, chosen.selection.requested, chosen.selection.source) == ("preferred", "preferred", source)
+
+
+@pytest.mark.clause("B3")
+@pytest.mark.refuses("B3")
 def test_auto_takes_no_simulated_device_and_says_why(open_backend: OpenBackend, internals: ModuleType) -> None:
     """``auto`` passes over what is absent, simulated or interpreted, and its error names each with its reason."""
     made = internals.PluginManager()

@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.specs.errors import InvalidInput
+from forebay.specs.files import read_regular
 
 FIELDS: Final = ("test", "clause", "device", "reason", "expiry")
+LARGEST: Final = 1 << 20
+"""Bytes that a file of waivers has at most."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ def load_waivers(path: Path, today: date) -> tuple[Waiver, ...]:
     """Read a file of waivers.
 
     Raises:
-        InvalidInput: it cannot be read, is not such a file, or a waiver lacks a field, has an unknown one, or has expired.
+        InvalidInput: it cannot be read, is no regular file or not of waivers, or a waiver lacks a field, has an unknown one, or has
+            expired.
     """
+    text = read_regular(path, LARGEST, f"waivers {path}")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"waivers {path}: {error}") from error
     entries = data.get("waiver", [])
     if set(data) - {"waiver"} or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

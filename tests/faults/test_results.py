@@ -140,12 +140,12 @@ def test_what_cannot_be_the_file_is_said(
     tmp_path: Path, plain_surroundings: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / matrix.PARTIAL).mkdir()
-    with pytest.raises(InvalidInput, match="is no file"), Results(tmp_path / matrix.PARTIAL):
+    with pytest.raises(InvalidInput, match="is a folder, expected a regular file"), Results(tmp_path / matrix.PARTIAL):
         pass
     assert app.main(("faults", "--full", "--matrix", str(tmp_path))) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "is no file" in err
+    assert "is a folder, expected a regular file" in err
 
 
 def test_a_fault_that_is_named_twice_counts_once(plain_surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:

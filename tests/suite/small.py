@@ -15,6 +15,8 @@ import forebay.specs
 from forebay.specs.clauses import catalogue
 
 PROGRAM = "import sys; from forebay.runtime.cli.app import main; sys.exit(main())"
+Place = Path | str | None
+"""A folder of modules, or several with the system's separator between."""
 SLOW = """
 @pytest.mark.clause("D1")
 def test_slow(backend: Backend) -> None:
@@ -114,33 +116,33 @@ class Small:
         """Put one more test file, or other module, into the suite."""
         (self.suite / name).write_text(START + text if name.startswith("test_") else text, encoding="utf-8")
 
-    def forebay(self, *arguments: str, path: Path | None = None, cwd: Path | None = None, **environ: str) -> Outcome:
+    def forebay(self, *arguments: str, path: Place = None, cwd: Path | None = None, **environ: str) -> Outcome:
         """Run a command line, in ``work`` or another folder; modules of ``path`` come first."""
         return self.python(PROGRAM, *arguments, path=path, cwd=cwd, **environ)
 
     def python(
-        self, script: str, *arguments: str, path: Path | None = None, cwd: Path | None = None, **environ: str
+        self, script: str, *arguments: str, path: Place = None, cwd: Path | None = None, **environ: str
     ) -> Outcome:
         """Run a script that sees the small package, and no module of the folder it runs in."""
         return self._run(["-P", "-c", script, *arguments], path, cwd, **environ)
 
-    def pytest(self, *arguments: str) -> Outcome:
-        """Run pytest as anyone would, with every plugin that is installed."""
-        return self._run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments])
+    def pytest(self, *arguments: str, path: Place = None) -> Outcome:
+        """Run pytest as anyone would, with every plugin that is installed; modules of ``path`` come first."""
+        return self._run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments], path)
 
-    def record(self, *arguments: str, backend: str = "sim", path: Path | None = None) -> tuple[Outcome, dict[str, Any]]:
+    def record(self, *arguments: str, backend: str = "sim", path: Place = None) -> tuple[Outcome, dict[str, Any]]:
         """Judge, and read the record."""
         said = self.forebay("conform", backend, "--record", "record.json", *arguments, path=path)
         made: dict[str, Any] = json.loads((self.work / "record.json").read_text(encoding="utf-8"))
         return said, made
 
-    def environment(self, path: Path | None = None, **environ: str) -> dict[str, str]:
+    def environment(self, path: Place = None, **environ: str) -> dict[str, str]:
         """Variables of a process that sees the small package."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("FOREBAY_", "PYTEST_"))}
         places = [*([path] if path else []), self.folder, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
         return {**kept, **environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
 
-    def _run(self, arguments: list[str], path: Path | None = None, cwd: Path | None = None, **environ: str) -> Outcome:
+    def _run(self, arguments: list[str], path: Place = None, cwd: Path | None = None, **environ: str) -> Outcome:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=cwd or self.work,

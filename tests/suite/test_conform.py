@@ -19,6 +19,7 @@ from forebay.runtime.cli.app import main
 from forebay.specs.clauses import catalogue
 from forebay.specs.faults.catalogue import faults
 from tests.cli.running import ROOT
+from tests.selection.fakes import Site
 from tests.suite.conftest import Records
 from tests.suite.small import PROGRAM, SLOW, Outcome, Small
 
@@ -39,6 +40,7 @@ SURROUNDINGS = {
     "HYPOTHESIS_STORAGE_DIRECTORY": "/nowhere",
 }
 OLD = "an older record\n"
+SUITE = "forebay.specs.suite"
 
 
 def assert_told(said: Outcome, *parts: str) -> None:
@@ -103,19 +105,30 @@ def outcomes(record: dict[str, Any]) -> dict[str, str]:
     ("arguments", "says"),
     [
         (("sim", "--record", "none/record.json"), "no folder none; make it first"),
-        (("sim", "--record", "folder"), "--record folder: is a folder, expected a file"),
+        (("sim", "--record", "folder"), "--record folder: is a folder, expected a regular file"),
         (("sim", "--html", "none/page.html"), "--html none/page.html: no folder none"),
         (("sim", "--junit", "folder"), "--junit folder: is a folder"),
         (("sim", "--statement", "old.json/x.md"), "no folder old.json"),
         (("sim", "--record", "one", "--html", "folder/../one"), "is the file of --record too"),
         (("sim", "--waivers", "none.toml", "--record", "old.json"), "none.toml: "),
         (("sim", "--waivers", "bad.toml", "--record", "old.json"), "it lacks clause, device, reason, expiry"),
-        (("sim", "--waivers", "old.json", "--record", "old.json"), "waivers old.json: "),
+        (("sim", "--waivers", "old.json"), "waivers old.json: "),
+        (("sim", "--waivers", "old.json", "--record", "old.json"), "is the file of --waivers too"),
+        (
+            ("sim", "--record", "r", "--html", "r.journal"),
+            "--html r.journal: is the file of the journal of --record too",
+        ),
         (("sim", "--waivers", "expired.toml", "--record", "old.json"), "it expired on 2020-01-31"),
         (("sim", "--test", "test_decode", "--record", "old.json"), "expected FILE::TEST"),
         (("sim", "--test", "test_none.py::test_it", "--record", "old.json"), "expected FILE::TEST"),
         (("sim", "--profile", "quick"), "'quick'"),
         ((), "name the backend to judge"),
+        (("sim:frob", "--record", "old.json"), "nothing was judged: backend 'sim' has no mode 'frob'; its modes: sim"),
+        (("sim:frob", "-k", "test_a_mark_is_static"), "backend 'sim' has no mode 'frob'; its modes: sim"),
+        (("sim:", "-k", "static"), "backend = 'sim:' (call); expected NAME, NAME:MODE or auto; its modes: sim"),
+        (("nosuch", "-k", "zzz"), "nothing was judged: no backend 'nosuch' is installed; known backends: cpu, sim"),
+        (("auto:frob", "--record", "old.json"), "auto takes no mode: name the backend, or write auto; known backends"),
+        (("", "-k", "static"), "backend = '' (call); expected NAME, NAME:MODE or auto; known backends: cpu, sim"),
         (("sim", "--verify", "old.json"), "a record says whom it judges"),
     ],
 )
@@ -164,7 +177,7 @@ def test_plain_pytest_says_the_same_of_a_record_that_cannot_be_written(records: 
         "--pyargs", "forebay.specs.suite", "--backend", "sim", "--suite-record", "none/record.json"
     )
     assert said.code == 4
-    assert re.fullmatch(r"ERROR: --suite-record none/record.json: .*No such file.*", said.err.strip())
+    assert re.fullmatch("ERROR: --suite-record none/record.json: no folder none; make it first", said.err.strip())
 
 
 @pytest.mark.parametrize(
@@ -187,15 +200,49 @@ def test_a_suite_that_cannot_be_collected_is_no_verdict(small: Small, died: str,
 # -- backends that do not start, or die ------------------------------------------------------------------------------------
 
 
-@pytest.mark.clause("B1")
-def test_a_mode_that_nobody_has_is_a_cause(records: Records, elsewhere: Path, tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text(OLD, encoding="utf-8")
-    said = records.small.forebay("conform", "sim:warp", "--record", "record.json", path=elsewhere, cwd=tmp_path)
-    assert said.code == 2
-    assert "STOPPED backend 'sim:warp' cannot start: " in said.out
-    assert "Traceback" not in said.out + said.err
-    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
-    assert set(outcomes(record).values()) == {"not-run"}
+MISNAMED = [
+    ("sim:warp", "backend 'sim' has no mode 'warp'; its modes: sim"),
+    ("sim:", "expected NAME, NAME:MODE or auto; its modes: sim"),
+    ("dodging:frob", "backend 'dodging' has no mode 'frob'; its modes: dodging:"),
+    ("smi", r"no backend 'smi' is installed; known backends: .*sim.*; did you mean 'sim'\?"),
+    ("torn", "backend 'torn' cannot be used, its plugin .* is broken: ModuleNotFoundError: No module named 'nonesuch'"),
+]
+NO_BACKEND = """
+@pytest.mark.clause("D1")
+def test_without_a_backend() -> None:
+    pass
+"""
+
+
+@pytest.mark.clause("B3")
+@pytest.mark.parametrize(("backend", "says"), MISNAMED)
+@pytest.mark.parametrize("command", ["conform", "pytest"])
+def test_a_backend_or_mode_that_nobody_has_is_not_judged(
+    command: str, backend: str, says: str, small: Small, elsewhere: Path, tmp_path: Path
+) -> None:
+    """Not even by tests that never open it; a backend that is only absent here has a record that says why."""
+    small.add("test_plain.py", NO_BACKEND)
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    Site(torn).install("torn-dist", {"torn": "import nonesuch"})
+    path = f"{elsewhere}{os.pathsep}{torn}"
+    select = ("-k", "without_a_backend")
+    if command == "conform":
+        said = small.forebay("conform", backend, "--record", "r", *select, path=path)
+        assert (said.code, said.out) == (2, "")
+        begins = "error: conform: "
+    else:
+        said = small.pytest("--pyargs", SUITE, "--backend", backend, "--suite-record", "r", *select, path=path)
+        assert (said.code, "passed" in said.out) == (4, False)
+        begins = f"ERROR: --backend {backend}: "
+    assert re.fullmatch(f"{begins}nothing was judged: .*{says}.*", said.err.strip()), said.err
+    assert not list(small.work.iterdir())
+
+
+def test_what_a_backend_elsewhere_is_asked_can_be_listed(small: Small) -> None:
+    """Nobody need have it: so a record of another machine's backend is verified."""
+    said = small.pytest("--pyargs", SUITE, "--backend", "nosuch:frob", "--collect-only")
+    assert (said.code, "test_every.py::test_stage" in said.out) == (0, True), said
 
 
 @pytest.mark.clause("G2")

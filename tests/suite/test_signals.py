@@ -27,13 +27,21 @@ from forebay.runtime.cli import suite_process
 suite_process._GRACE_S = 3.0
 print(suite_process.run_pytest(sys.argv[1:], {**__import__("os").environ}))
 """
+SLOW_BEGAN = '"started", "test": "test_slow.py::test_slow"'
+"""What a journal holds from then on."""
 
 
 def interrupted(
-    small: Small, arguments: list[str], ready: Path, *, group: bool, by: signal.Signals = signal.SIGINT
+    small: Small,
+    arguments: list[str],
+    ready: Path,
+    *,
+    group: bool,
+    by: signal.Signals = signal.SIGINT,
+    word: str = SLOW_BEGAN,
 ) -> tuple[int, str, str]:
-    """Start a process, signal it, or its whole group as a terminal does, once the last line of ``ready`` names a test that does not
-    end by itself, and wait for its end, and that of all it started."""
+    """Start a process, signal it, or its whole group as a terminal does, once the file ``ready`` holds ``word``, and wait for its end,
+    and that of all it started."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", *arguments],
         cwd=small.work,
@@ -45,7 +53,7 @@ def interrupted(
     )
     try:
         deadline = time.monotonic() + 60
-        while not (ready.exists() and re.search(r"test_(slow|deaf)[^\n]*\n?\Z", ready.read_text(encoding="utf-8"))):
+        while not (ready.exists() and word in ready.read_text(encoding="utf-8")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -92,6 +100,31 @@ def test_a_signal_ends_the_run_with_a_record_of_what_was_known(
     assert {path.name for path in small.work.iterdir()} == {"record.json", "statement.md"}
 
 
+@pytest.mark.parametrize(("by", "group", "code", "told", "why"), ENDS)
+def test_a_signal_that_comes_before_the_tests_are_known_ends_the_run_alike(
+    by: signal.Signals, group: bool, code: int, told: str, why: str, small: Small
+) -> None:
+    """There is no record then, of this run or of an older one, and no verdict."""
+    small.add(
+        "test_slow.py", "import time\nfrom pathlib import Path\n\nPath('ready').write_text('ready')\ntime.sleep(60)\n"
+    )
+    (small.work / "record.json").write_text("an older record", encoding="utf-8")
+    arguments = [PROGRAM, "conform", "sim", "--record", "record.json", "--html", "page.html"]
+    got, out, err = interrupted(small, arguments, small.work / "ready", group=group, by=by, word="ready")
+    assert (got, err) == (code, told)
+    assert out.endswith(f"STOPPED by {by.name} before the suite was collected: nothing was judged\n")
+    assert {path.name for path in small.work.iterdir()} == {"ready"}
+
+
+@pytest.mark.parametrize("asked", [("-k", "stage"), ("-k", "zzz"), ("--test", "test_every.py::test_none")])
+def test_no_warning_is_left_to_the_user(asked: tuple[str, ...], small: Small) -> None:
+    """Where every warning is an error, as of a file that nobody closed, the command says what it says elsewhere."""
+    plain = small.forebay("conform", "sim", *asked)
+    strict = small.forebay("conform", "sim", *asked, PYTHONWARNINGS="error")
+    assert (strict.code, strict.err) == (plain.code, plain.err)
+    assert "Warning" not in strict.out + strict.err
+
+
 def test_plain_pytest_leaves_a_record_too(small: Small) -> None:
     small.add("test_slow.py", SLOW)
     arguments = ["import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "--pyargs", "forebay.specs.suite"]
@@ -103,9 +136,10 @@ def test_plain_pytest_leaves_a_record_too(small: Small) -> None:
 
 def test_an_interrupt_that_pytest_did_not_get_is_passed_on(small: Small) -> None:
     ready = small.work / "ready"
-    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('test_slow')\n    time.sleep(60)\n"
+    test = "def test_slow():\n    import pathlib, time\n    pathlib.Path('ready').write_text('ready')\n    time.sleep(60)\n"
     (small.work / "test_slow.py").write_text(test, encoding="utf-8")
-    code, out, _ = interrupted(small, [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"], ready, group=False)
+    arguments = [IMPATIENT, "-p", "no:cacheprovider", "test_slow.py"]
+    code, out, _ = interrupted(small, arguments, ready, group=False, word="ready")
     assert code == 0
     assert "Ended(status=2, complaint='', interrupted='SIGINT', stalled_s=None)" in out
 
@@ -116,11 +150,11 @@ def test_a_process_that_heeds_no_signal_is_killed(small: Small) -> None:
     test = (
         "import pathlib, signal, time\n\n\ndef test_deaf():\n"
         "    for number in (signal.SIGINT, signal.SIGTERM):\n        signal.signal(number, signal.SIG_IGN)\n"
-        "    pathlib.Path('ready').write_text('test_deaf')\n    time.sleep(60)\n"
+        "    pathlib.Path('ready').write_text('ready')\n    time.sleep(60)\n"
     )
     (small.work / "test_deaf.py").write_text(test, encoding="utf-8")
     arguments = [IMPATIENT, "-p", "no:cacheprovider", "test_deaf.py"]
-    code, out, _ = interrupted(small, arguments, ready, group=False, by=signal.SIGTERM)
+    code, out, _ = interrupted(small, arguments, ready, group=False, by=signal.SIGTERM, word="ready")
     assert code == 0
     assert "Ended(status=-9, complaint='', interrupted='SIGTERM', stalled_s=None)" in out
 

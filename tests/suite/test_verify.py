@@ -366,17 +366,17 @@ def test_the_command_says_valid_or_what_is_wrong(real: Real) -> None:
     assert "refused without a declared capability" in faults[1]
     assert re.fullmatch(r"forged.json: and \d+ more", more)
     assert last == "forged.json: not a valid record"
-    assert_one_line(verify("none.json"), "conform --verify none.json: ", "No such file")
-    assert_one_line(verify("."), "conform --verify .: ", "Is a directory")
+    assert_one_line(verify("none.json"), "record none.json: ", "No such file")
+    assert_one_line(verify("."), "record .: is a folder, expected a regular file")
 
 
 # -- separate code ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_verifier_shares_no_code_with_what_it_checks() -> None:
-    """It imports the contract, its own modules and, to list the tests, pytest and hypothesis."""
+    """It imports the contract, the reading of files, its own modules and, to list the tests, pytest and hypothesis."""
     folder = Path(verifier.__file__).parent
-    parts = ("clauses", "descriptor", "driver", "dtypes", "geometry", "sources")
+    parts = ("clauses", "descriptor", "driver", "dtypes", "files", "geometry", "sources")
     allowed = {"forebay.specs", *(f"forebay.specs.{part}" for part in parts)}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

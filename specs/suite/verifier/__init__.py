@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
+from forebay.specs.files import read_regular
 from forebay.specs.suite.verifier.content import content_faults
 from forebay.specs.suite.verifier.installed import Asked, Installed, identity_faults, membership_faults
 from forebay.specs.suite.verifier.shape import NotARecord, read_record
 
-__all__ = ["Asked", "Installed", "faults_of"]
+__all__ = ["LARGEST", "Asked", "Installed", "faults_of"]
+
+LARGEST: Final = 64 << 20
+"""Bytes that a record has at most; one of the whole suite has less than a megabyte."""
 
 
 def faults_of(
@@ -28,10 +33,11 @@ def faults_of(
     its version are taken as they stand.
 
     Raises:
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, is no regular one, or is too large for a record.
     """
+    data = read_regular(path, LARGEST, f"record {path}")
     try:
-        record = read_record(path.read_bytes())
+        record = read_record(data)
     except NotARecord as error:
         return [_printable(fault) for fault in error.faults]
     faults = list(identity_faults(record, installed))
