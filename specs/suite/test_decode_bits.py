@@ -277,16 +277,27 @@ def test_empty_parts_weigh_nothing_whatever_they_hold(backend: Backend) -> None:
 @pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 @given(data=st.data())
 def test_parts_of_a_sequence_merge_to_the_whole(backend: Backend, dtype: str, data: st.DataObject) -> None:
-    """Cut a table anywhere, empty parts included: the merge is attention over all of it, for every query of T."""
+    """Cut a table anywhere, empty parts included: the merge is attention over all of it, for every query of T.
+
+    Each of several queries sees all of every part but the last one, where they end one after the other.
+    """
     draw = data.draw
     columns, q_dtype = draw(st.integers(1, 9)), draw(st.sampled_from(Q_DTYPES))
-    with scene(backend, [BLOCK_SIZE * columns] * 2, heads=4, dtype=dtype) as s:
-        cuts = sorted(draw(st.lists(st.integers(0, columns), max_size=7)))
+    query_len = draw(claimed(backend, "max_query_len", (1, 2, 3, 7)))
+    with scene(backend, [BLOCK_SIZE * columns] * 2, heads=4, dtype=dtype, query_len=query_len) as s:
+        most = st.lists(st.integers(0, columns), max_size=7)
         parts = []
-        for low, high in pairwise([0, *cuts, columns]):
-            visible = np.full(2, (high - low) * BLOCK_SIZE, np.int32)
-            part = Scene(backend, s.pool, s.q, np.ascontiguousarray(s.table[:, low:high]), visible, high - low)
-            parts.append(part.decode(q_dtype=q_dtype))
+        for low, high in pairwise([0, *sorted(draw(most)), columns]):
+            table, visible = np.ascontiguousarray(s.table[:, low:high]), np.full(2, (high - low) * BLOCK_SIZE, np.int32)
+            part = Scene(backend, s.pool, s.q, table, visible, high - low)
+            if high == columns:
+                parts.append(part.decode(q_dtype=q_dtype))
+                continue
+            # A call of one query a row, for each of the T: none of them ends before the part does.
+            q = s.q.reshape(2 * query_len, 1, 4, HEAD_DIM)
+            each = Scene(backend, s.pool, q, table.repeat(query_len, 0), visible.repeat(query_len), high - low)
+            out, lse = each.decode(q_dtype=q_dtype)
+            parts.append((out.reshape(s.q.shape), lse.reshape(s.q.shape[:3])))
         # Parts and whole are rounded to q's dtype once each, by half a unit in the last place: together within its limit.
         out, lse = merged(backend, parts, q_dtype, "eager")
         s.hold(out, lse, s.expect(q_dtype=q_dtype), q_dtype)
@@ -329,18 +340,34 @@ def merged(backend: Backend, parts: list[tuple[Array, Array]], dtype: str, how: 
 @pytest.mark.clause("D10", "C3")
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("dtype", Q_DTYPES)
-def test_parts_weigh_by_their_lse(backend: Backend, dtype: str, how: How) -> None:
-    """Nine parts of unequal LSE, each of one number: against the weighted mean in float64."""
+@pytest.mark.parametrize("count", [1, 9, 17, 40])
+def test_parts_weigh_by_their_lse(backend: Backend, dtype: str, how: How, count: int) -> None:
+    """Parts of unequal LSE, each of one number, of one query a row or of several: against the weighted mean in float64."""
     rng = np.random.default_rng(0)
-    numbers, lses = rng.integers(-8, 9, 9).astype(np.float32), rng.uniform(-3, 3, (9, 3, 2)).astype(np.float32)
-    parts = [(np.full((3, 2, 4), number, np.float32), lse) for number, lse in zip(numbers, lses, strict=True)]
-    out, lse = merged(backend, parts, dtype, how)
-    weights = np.exp(lses.astype(np.float64))
-    want = (weights * numbers[:, None, None]).sum(0) / weights.sum(0)
-    assert np.abs(out - want[..., None]).max() <= tolerance(backend, dtype) * np.abs(numbers).max()
-    np.testing.assert_allclose(
-        lse, np.log(weights.sum(0)), rtol=tolerance(backend, "float32"), atol=tolerance(backend, "float32")
-    )
+    for shape in ((3, 2), (2, 5, 2)):
+        lses = rng.uniform(-3, 3, (count, *shape)).astype(np.float32)
+        # The last part outweighs all others in the first row: among many it would not be missed.
+        lses[-1, 0] += 6
+        numbers = rng.choice([-8, -5, -1, 2, 3, 7], count).astype(np.float32)
+        parts = [(np.full((*shape, 4), number, np.float32), lse) for number, lse in zip(numbers, lses, strict=True)]
+        out, lse = merged(backend, parts, dtype, how)
+        weights = np.exp(lses.astype(np.float64))
+        want = np.tensordot(numbers, weights, 1) / weights.sum(0)
+        assert np.abs(out - want[..., None]).max() <= tolerance(backend, dtype) * np.abs(numbers).max()
+        limit = tolerance(backend, "float32")
+        np.testing.assert_allclose(lse, np.log(weights.sum(0)), rtol=limit, atol=limit)
+
+
+@pytest.mark.clause("D10")
+@pytest.mark.parametrize("count", [33, 64, 65, 128, 300])
+def test_any_number_of_parts_is_merged(backend: Backend, count: int) -> None:
+    """All of equal weight, all 0 but one: whichever it is, the mean is 1."""
+    outs = [backend.to_device(np.full((1, 2, 4), float(x), np.float32)) for x in (0, count)]
+    lse = backend.to_device(np.zeros((1, 2), np.float32))
+    for one in {0, 7, 8, 15, 16, 31, 32, 63, 64, count // 2, count - 2, count - 1} & {*range(count)}:
+        merged, merged_lse = backend.merge_partials([outs[i == one] for i in range(count)], [lse] * count)
+        np.testing.assert_allclose(backend.to_host(merged), 1.0, rtol=1e-5)
+        np.testing.assert_allclose(backend.to_host(merged_lse), np.log(count), rtol=1e-6)
 
 
 @pytest.mark.clause("D10")
