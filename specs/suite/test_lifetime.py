@@ -71,6 +71,7 @@ def test_a_ticket_outlives_the_memory_it_was_made_of(backend: Backend, how: str)
         return {count: count.get() + 1}, {"turned": turned, "rows": rows.get(), "count": count.get()}
 
     segment = Segment("turn", step, reads=(rows, by), updates=(count,))
+    backend.synchronize()  # The uploads are there, and it is the step alone that is still to come.
     if how == "replay":
         backend.run(segment)
         trace = backend.capture(segment)
@@ -95,9 +96,10 @@ def test_what_a_call_was_given_may_be_released_at_once(backend: Backend) -> None
     with scene(backend, (70, 5, 0), heads=4) as s:
         want = s.decode()
         given = {name: backend.buffer(name, getattr(s, name)) for name in ("q", "table", "visible")}
+        rows = backend.buffer("rows", np.full((1, 2, HEAD_DIM), 5, np.float32))
+        backend.synchronize()
         q, table, visible = (buffer.get() for buffer in given.values())
         result = backend.paged_decode(q, s.pool, 0, table, visible, table_len=s.table_len, return_lse=True)
-        rows = backend.buffer("rows", np.full((1, 2, HEAD_DIM), 5, np.float32))
         s.pool.write(0, WriteLoc.slots(int32(slot(s.pool, 0))), rows.get(), rows.get())
         for buffer in (*given.values(), rows):
             backend.release(buffer)
