@@ -126,6 +126,23 @@ def test_sink_ids_are_dropped_and_counted(backend: Backend, layout: str, where: 
     assert backend.counters.dropped - total == 12
 
 
+@pytest.mark.clause("W6", "C9")
+@BOTH
+def test_every_layer_counts_what_it_drops(backend: Backend, where: Where) -> None:
+    """A write and a read of sink ids in each of four layers; of ids outside too, where the device alone knows them."""
+    g = geometry(num_layers=4)
+    with new_pool(backend, g) as pool:
+        ids = [0, 15, 16, 17] if where is HOST else [0, -2, 16, 17, 64, 2**31 - 1]
+        loc, lost = WriteLoc.slots(where(backend, ids)), len(ids) - 2
+        for layer in range(4):
+            before, total = pool.dropped, backend.counters.dropped
+            pool.write(layer, loc, *device_rows(backend, g, [1 + layer] * len(ids)))
+            assert pool.dropped - before == lost
+            k = backend.to_host(pool.read(layer, loc)[0])[:, 0, 0]
+            np.testing.assert_array_equal(k, [1 + layer if i in (16, 17) else 0 for i in ids])
+            assert pool.dropped - before == backend.counters.dropped - total == 2 * lost
+
+
 @pytest.mark.clause("W6")
 @BOTH
 def test_a_copy_drops_a_row_once(backend: Backend, where: Where) -> None:

@@ -24,7 +24,18 @@ from forebay.specs.suite.kv import (
     same_bits,
     slot,
 )
-from forebay.specs.suite.scenes import Scene, scene
+from forebay.specs.suite.scenes import WAYS, How, Scene, scene
+
+SINKS = np.linspace(-2, 8, 4, dtype=np.float32)
+MISSING: dict[str, Params] = {
+    "scale": {"scale": 0.7},
+    "window": {"window": 3000},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": SINKS},
+    "softcap and window": {"softcap": 0.5, "scale": -0.4, "window": 1010},
+    "all": {"softcap": 4.0, "scale": 0.7, "window": 4000, "sinks": SINKS},
+}
+"""Parameters of calls that see rows behind the table."""
 
 
 @pytest.mark.clause("D2", "L3")
@@ -74,7 +85,8 @@ def test_invalid_blocks_anywhere_meet_the_oracle(backend: Backend, data: st.Data
     lengths = draw(st.lists(st.integers(0, 40) | st.just(530), min_size=1, max_size=4))
     block_size = draw(claimed(backend, "block_sizes", (1, 4, 7)))
     query_len = draw(claimed(backend, "max_query_len", (1, 2, 3)))
-    with scene(backend, lengths, block_size=block_size, query_len=query_len) as s:
+    layer = draw(st.integers(0, 2))
+    with scene(backend, lengths, block_size=block_size, query_len=query_len, layer=layer) as s:
         nb = s.pool.geometry.num_blocks
         bad = [-1, -9, nb, nb + 1, 2**31 - 1, *range(s.pool.first_block)]
         for b in range(len(lengths)):
@@ -156,3 +168,31 @@ def test_invalid_blocks_are_counted_in_pool_and_backend(backend: Backend) -> Non
         s.decode(window=1)
         assert s.pool.invalid == 2
     assert backend.counters.invalid - before == 2
+
+
+@pytest.mark.clause("D2", "C9")
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_every_layer_counts_its_invalid_blocks(backend: Backend, path: str, how: How) -> None:
+    """By themselves and in a step, in every layer of a pool; what a window hides is not met."""
+    for layer in range(4):
+        with scene(backend, (70, 33, 0, 16), layer=layer, num_layers=4) as s:
+            s.table[0, [0, 2, 4]], s.table[1, 1] = (-1, 10**6, s.pool.geometry.num_blocks), -(2**31)
+            before, total = s.pool.invalid, backend.counters.invalid
+            s.check(path=path, how=how)
+            assert s.pool.invalid - before == 4
+            # The last 20 of 70 tokens begin in column 3.
+            s.check(path=path, how=how, window=20)
+            assert s.pool.invalid - before == 4 + 2
+            assert backend.counters.invalid - total == 6
+
+
+@pytest.mark.clause("D1", "D2", "D9")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("path", ["direct", "gather"])
+@pytest.mark.parametrize("name", MISSING)
+def test_many_missing_rows_under_every_parameter(backend: Backend, name: str, path: str) -> None:
+    """Thousands of rows that the table does not reach each have the score 0, after any scale and soft-cap, beside any sink."""
+    with scene(backend, (48, 0, 48), layer=1) as s:
+        s.visible = int32(48 + 1024, 0, 5000)
+        s.check(path=path, **MISSING[name])

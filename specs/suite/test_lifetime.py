@@ -18,7 +18,8 @@ from forebay.specs import (
     WriteLoc,
 )
 from forebay.specs.suite.fixtures import Another
-from forebay.specs.suite.kv import HEAD_DIM, geometry, int32, put_values
+from forebay.specs.suite.kv import HEAD_DIM, geometry, held, int32, put_values, same_arrays, same_bits, slot
+from forebay.specs.suite.scenes import scene
 
 
 @pytest.mark.refuses("B6", "C13")
@@ -51,6 +52,62 @@ def test_a_zeroed_update_keeps_its_dtype(backend: Backend, dtype: str) -> None:
     assert not backend.fetch(x).any()
     backend.release(trace)
     backend.release(x)
+
+
+@pytest.mark.clause("C13", "L3")
+@pytest.mark.parametrize("how", ["run", "replay"])
+def test_a_ticket_outlives_the_memory_it_was_made_of(backend: Backend, how: str) -> None:
+    """Its trace and its Buffers are released, and others made in their place, before anybody reads it."""
+    n, turns = 96, 8
+    x = np.arange(n * n, dtype=np.float32).reshape(n, n)
+    turn = np.roll(np.eye(n, dtype=np.float32), 1, axis=1)
+    buffers = [backend.buffer(name, value) for name, value in (("rows", x), ("turn", turn), ("count", int32(7)))]
+    rows, by, count = buffers
+
+    def step(b: Backend) -> Any:
+        turned = rows.get()
+        for _ in range(turns):
+            turned = b.xp.matmul(turned, by.get())
+        return {count: count.get() + 1}, {"turned": turned, "rows": rows.get(), "count": count.get()}
+
+    segment = Segment("turn", step, reads=(rows, by), updates=(count,))
+    backend.synchronize()  # The uploads are there, and it is the step alone that is still to come.
+    if how == "replay":
+        backend.run(segment)
+        trace = backend.capture(segment)
+        ticket = backend.replay(trace)
+        backend.release(trace)
+    else:
+        ticket = backend.run(segment)
+    for buffer in buffers:
+        backend.release(buffer)
+    others = [backend.buffer("other", np.full(shape, -1, np.float32)) for shape in (x.shape, turn.shape)]
+    got = ticket.get()
+    same_bits(got["turned"], np.roll(x, turns, axis=1))
+    same_bits(got["rows"], x)
+    assert got["count"].tolist() == [7 if how == "run" else 8]
+    for buffer in others:
+        backend.release(buffer)
+
+
+@pytest.mark.clause("C13", "L3")
+def test_what_a_call_was_given_may_be_released_at_once(backend: Backend) -> None:
+    """Buffers that decode reads and a door writes from: others take their place before anybody waits."""
+    with scene(backend, (70, 5, 0), heads=4) as s:
+        want = s.decode()
+        given = {name: backend.buffer(name, getattr(s, name)) for name in ("q", "table", "visible")}
+        rows = backend.buffer("rows", np.full((1, 2, HEAD_DIM), 5, np.float32))
+        backend.synchronize()
+        q, table, visible = (buffer.get() for buffer in given.values())
+        result = backend.paged_decode(q, s.pool, 0, table, visible, table_len=s.table_len, return_lse=True)
+        s.pool.write(0, WriteLoc.slots(int32(slot(s.pool, 0))), rows.get(), rows.get())
+        for buffer in (*given.values(), rows):
+            backend.release(buffer)
+        others = [backend.buffer("other", np.full(buffer.shape, 1e9, np.float32)) for buffer in (*given.values(), rows)]
+        same_arrays([backend.to_host(x) for x in result], want)
+        assert held(backend, s.pool, [slot(s.pool, 0)]).tolist() == [5]
+        for buffer in others:
+            backend.release(buffer)
 
 
 @pytest.mark.clause("C9")

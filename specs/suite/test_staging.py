@@ -143,6 +143,28 @@ VIEWS: tuple[Callable[[Array, Array], tuple[Array, Array]], ...] = (
 )
 
 
+@pytest.mark.clause("S1", "S2")
+@pytest.mark.parametrize("target", ["shadow", "NHD"])
+@pytest.mark.parametrize("count", [63, 64, 65, 129, 300, 1100])
+def test_many_blocks_are_staged_whole(backend: Backend, target: str, count: int) -> None:
+    """A long prompt in one call, in any order: every row of it and none behind its end."""
+    g, layer = geometry(num_blocks=count + 2, num_kv_heads=1, num_layers=2), count % 2
+    pool = pool_of(backend, g, target)
+    poison(backend, pool)
+    k, v = host_kv(g, blocks=count)
+    rng = np.random.default_rng(0)
+    src, dst = rng.permutation(count), pool.first_block + rng.permutation(count)
+    tokens = count * g.block_size - 3
+    stage(backend, k, v, pool, src, dst, tokens, layer=layer)
+    arrays = oracle.stored(backend, pool, layer)
+    for sent, got in zip(
+        (k, v), oracle.rows_at(pool.layout, arrays, g, dst.repeat(16), np.tile(range(16), count)), strict=True
+    ):
+        same_bits(got[:tokens], sent[src].reshape(-1, 1, g.head_dim)[:tokens])
+        assert not np.isfinite(got[tokens:]).any()
+    backend.release(pool)
+
+
 @pytest.mark.clause("S1")
 @pytest.mark.smoke("S1")
 @pytest.mark.refuses("S1")

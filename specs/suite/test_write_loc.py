@@ -112,6 +112,41 @@ def test_only_the_first_table_len_columns_are_blocks(backend: Backend, width: in
         assert pool.dropped == 15
 
 
+@pytest.mark.clause("W6", "W1", "C9")
+@pytest.mark.parametrize("block_size", [16, 32, pytest.param(1, marks=pytest.mark.beyond_core)])
+@pytest.mark.parametrize("two_d", [False, True])
+def test_a_table_entry_that_is_no_block_is_counted_at_every_offset(
+    backend: Backend, two_d: bool, block_size: int
+) -> None:
+    """At its last offset -1 is no pad, and a product beyond 32 bits is no slot of the pool; the row beside it lands."""
+    g = geometry(num_blocks=6, block_size=block_size, num_kv_heads=1)
+    wraps = 2**32 // block_size
+    entries = [-1, -2, -6, 0, 6, 7, 2**31 - 1, -(2**31), *(x for x in (wraps + 2, 2 - wraps) if abs(x) < 2**31)]
+    with new_pool(backend, g) as pool:
+        put_values(backend, pool, [slot(pool, 4, t) for t in range(block_size)], [9] * block_size)
+        source = WriteLoc.slots(int32(*[slot(pool, 4)] * 2))
+        before = held(backend, pool, np.arange(pool.num_slots))
+        good = slot(pool, 2)
+        for entry in entries:
+            for offset in range(block_size):
+                rows = int32([pool.first_block, entry], [pool.first_block + 2, entry])
+                positions = int32([block_size + offset], [0]) if two_d else int32(block_size + offset, 0)
+                loc = WriteLoc.paged(backend.to_device(rows), backend.to_device(positions), table_len=2)
+                dropped = pool.dropped
+                pool.write(0, loc, *device_rows(backend, g, [5, 7]))
+                read = backend.to_host(pool.read(0, loc)[0])[..., 0]
+                assert read.reshape(-1).tolist() == [0, 7], (entry, offset)
+                pool.copy(source, loc)
+                assert pool.dropped - dropped == 3, (entry, offset)
+                before[good] = 0
+                same_bits(held(backend, pool, np.arange(pool.num_slots)), before)
+        dropped = pool.dropped
+        whole = backend.to_device(np.arange(block_size, 2 * block_size, dtype=np.int32)[None])
+        table = backend.to_device(int32([pool.first_block, -1]))
+        pool.write(0, WriteLoc.paged(table, whole, table_len=2), *device_rows(backend, g, [5] * block_size))
+        assert pool.dropped - dropped == block_size
+
+
 # -- W2, W4 ----------------------------------------------------------------------------------------------------------------
 
 
