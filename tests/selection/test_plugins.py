@@ -275,7 +275,7 @@ def test_register_keeps_a_broken_plugin_as_broken() -> None:
     with pytest.raises(BackendUnavailable, match="mend the source of odd-dist"):
         manager.find("odd")
     manager.register(object(), name="strange")
-    with pytest.raises(BackendUnavailable, match="mend what registers it$"):
+    with pytest.raises(BackendUnavailable, match=r"mend what registers it$"):
         manager.find("strange")
 
 
