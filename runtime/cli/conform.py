@@ -30,7 +30,7 @@ SHOWN: Final = 20
 
 
 def conform(
-    backend: Annotated[str | None, typer.Argument(metavar="[NAME[:MODE]]", help="The backend to judge.")] = None,
+    backend: Annotated[str | None, typer.Argument(metavar="NAME[:MODE]", help="The backend to judge.")] = None,
     profile: Annotated[
         Literal["smoke", "full"], typer.Option(help="smoke asks a sample of every clause, full everything.")
     ] = "full",
