@@ -240,7 +240,7 @@ def _described(descriptor: BackendDescriptor, name: str, distribution: str, vers
     if descriptor.name != name:
         raise InvalidInput(
             f"the entry point is named '{name}' and its descriptor '{descriptor.name}'; expected one name in both: in "
-            f"[project.entry-points.\"{ENTRY_POINT_GROUP}\"] of pyproject.toml and in BackendDescriptor(name, ...)"
+            f'[project.entry-points."{ENTRY_POINT_GROUP}"] of pyproject.toml and in BackendDescriptor(name, ...)'
         )
     return Plugin(name=name, distribution=distribution, version=version, target=target, descriptor=descriptor)
 
@@ -250,7 +250,9 @@ def _advice(plugin: Plugin) -> str:
     if plugin.distribution in (IN_PROCESS, UNNAMED):
         return "mend what registers it"
     if isinstance(plugin.error, (InvalidInput, pluggy.PluginValidationError)):
-        return f"mend the source of {plugin.distribution} and install that; the same source, installed again, is as broken"
+        return (
+            f"mend the source of {plugin.distribution} and install that; the same source, installed again, is as broken"
+        )
     return f"to repair it: pip install --force-reinstall {plugin.distribution}"
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(metavar="FAULT", help="Faults to seed, or their areas, as --list names them; none for all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="FAULT", help="Faults to seed, or areas of them; none for all.")
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")
     ] = False,
