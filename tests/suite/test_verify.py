@@ -301,17 +301,6 @@ def test_a_record_of_the_real_suite_is_valid_and_names_no_machine(real: Real) ->
     assert str(Path(verifier.__file__).parents[2]) not in real.data.decode()
 
 
-@pytest.mark.refuses("G2")
-def test_what_explains_the_rest_is_named_first(real: Real) -> None:
-    """A selection lacks results and agrees with little, and so does a record of another suite: neither is the reason."""
-    part = edited(real.record, lambda r: r.update(complete=False, selection=["-k decode"], results=r["results"][:2]))
-    first, second, *rest = real.faults(signed(part))
-    assert first.startswith("it calls itself a selection")
-    assert "missing result(s)" in second
-    assert rest
-    assert real.faults(signed(edited(part, lambda r: r.update(suite_hash="0" * 64))))[0].startswith("suite 0000")
-
-
 JSON = st.recursive(
     st.none()
     | st.booleans()
