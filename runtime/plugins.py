@@ -120,8 +120,7 @@ class PluginManager:
         if plugin.descriptor is None:
             raise BackendUnavailable(
                 f"backend '{name}' cannot be used, its plugin ({plugin.provider}) is broken: "
-                f"{describe_error(plugin.error)}; {self.describe_known()}; "
-                f"to repair it: pip install --force-reinstall {plugin.distribution}"
+                f"{describe_error(plugin.error)}; {self.describe_known()}; {_advice(plugin)}"
             ) from plugin.error
         return plugin, plugin.descriptor
 
@@ -240,9 +239,21 @@ def _load_entry_point(entry: EntryPoint, distribution: str, version: str) -> Plu
 def _described(descriptor: BackendDescriptor, name: str, distribution: str, version: str, target: str) -> Plugin:
     if descriptor.name != name:
         raise InvalidInput(
-            f"the entry point is named '{name}' and its descriptor '{descriptor.name}'; both must be the same name"
+            f"the entry point is named '{name}' and its descriptor '{descriptor.name}'; expected one name in both: in "
+            f'[project.entry-points."{ENTRY_POINT_GROUP}"] of pyproject.toml and in BackendDescriptor(name, ...)'
         )
     return Plugin(name=name, distribution=distribution, version=version, target=target, descriptor=descriptor)
+
+
+def _advice(plugin: Plugin) -> str:
+    """What mends a broken plugin: a fault of what it registers is in its source, anything else may be a damaged installation."""
+    if plugin.distribution in (IN_PROCESS, UNNAMED):
+        return "mend what registers it"
+    if isinstance(plugin.error, (InvalidInput, pluggy.PluginValidationError)):
+        return (
+            f"mend the source of {plugin.distribution} and install that; the same source, installed again, is as broken"
+        )
+    return f"to repair it: pip install --force-reinstall {plugin.distribution}"
 
 
 def _broken(error: BaseException | None, name: str, distribution: str, version: str, target: str) -> Plugin:

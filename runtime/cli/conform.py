@@ -32,9 +32,9 @@ SHOWN: Final = 20
 
 
 def conform(
-    backend: Annotated[str | None, typer.Argument(metavar="[NAME[:MODE]]", help="The backend to judge.")] = None,
+    backend: Annotated[str | None, typer.Argument(metavar="NAME[:MODE]", help="The backend to judge.")] = None,
     profile: Annotated[
-        Literal["smoke", "full"], typer.Option(help="smoke asks every clause once, full everything.")
+        Literal["smoke", "full"], typer.Option(help="smoke asks a sample of every clause, full everything.")
     ] = "full",
     record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's record, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the record as a page.")] = None,

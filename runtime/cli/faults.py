@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(metavar="FAULT...", help="Faults to seed; none for all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="FAULT", help="Faults to seed, or areas of them; none for all.")
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")
     ] = False,
@@ -34,7 +36,9 @@ def faults(
         ),
     ] = None,
 ) -> None:
-    """Prove the suite: each seeded fault must make a test of its clause fail, and leave the plainest run right.
+    """Prove the suite: seed faults, and see it catch each.
+
+    A fault is caught if a test of its clause fails and the plainest run stays right.
 
     Exit status 1 where a fault survives, is caught by another clause's tests only, breaks the plainest run, comes to no end or
     no longer applies; 2 where the suite falls without any fault.
@@ -85,7 +89,8 @@ def faults(
         print(f"STOPPED by {by}: {len(results)} of {len(chosen)} faults were judged", flush=True)
         raise
     bad = [result for result in results if not result.good]
-    print(f"{len(results)} faults, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
+    count = f"{len(results)} fault{'' if len(results) == 1 else 's'}"
+    print(f"{count}, {len(results) - len(bad)} killed by a test of their clause, {len(bad)} not")
     raise typer.Exit(1 if bad else 0)
 
 

@@ -140,17 +140,21 @@ def parse(area: str, text: str) -> tuple[Fault, ...]:
 
 
 def select(names: Iterable[str]) -> tuple[Fault, ...]:
-    """The faults of these ids, each once; all of them if there is none.
+    """The faults of these names, each once: a name is a fault's id, or the area that ids begin with. All of them if there is none.
 
     Raises:
-        InvalidInput: an id is unknown.
+        InvalidInput: a name is neither.
     """
     known = faults()
-    wanted = list(dict.fromkeys(names))
-    unknown = [name for name in wanted if name not in known]
+    meant = {name: [key for key in known if name in (key, key.partition(".")[0])] for name in names}
+    unknown = [name for name, found in meant.items() if not found]
     if unknown:
-        raise InvalidInput(f"no fault {', '.join(unknown)}; forebay faults --list names all {len(known)}")
-    return tuple(known[name] for name in wanted) if wanted else tuple(known.values())
+        areas = ", ".join(dict.fromkeys(key.partition(".")[0] for key in known))
+        raise InvalidInput(
+            f"no fault {', '.join(unknown)}; expected AREA.NAME as forebay faults --list names all {len(known)}, or an area: {areas}"
+        )
+    wanted = dict.fromkeys(key for found in meant.values() for key in found)
+    return tuple(known[name] for name in wanted or known)
 
 
 def without_fault() -> tuple[str, ...]:

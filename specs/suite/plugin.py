@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--suite-profile",
         choices=("smoke", "full"),
         default="full",
-        help="smoke asks every clause once (default: full)",
+        help="smoke asks a sample of every clause, full (the default) everything",
     )
     group.addoption("--suite-record", metavar="FILE", type=Path, default=None, help="write the run's record, as JSON")
     group.addoption(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import mmap
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
 from forebay.specs import Backend, KVGeometry, Pool, WriteLoc
 from forebay.specs.geometry import storage_shapes
-from forebay.specs.suite import attention
+from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array
-from forebay.specs.suite.kv import EACH_KV_DTYPE, HOST_DTYPE, decode_bits, put, same_bits
+from forebay.specs.suite.kv import EACH_KV_DTYPE, HOST_DTYPE, as_stored, decode_bits, put, same_bits
 
 # Linux refuses at once what its memory could not hold; Python 3.11 has no name for the flag that says it will not be touched.
 MAPPING: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000} if sys.platform == "linux" else {}
@@ -26,8 +25,11 @@ def lazy_memory(count: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, 2 * count, **MAPPING), np.uint16)
 
 
-def sweep(backend: Backend, pool: Pool, ids: list[int], tokens: int) -> None:
-    """The same rows written to each block answer with the same bits, and read back whole; block by block, then copied."""
+def sweep(backend: Backend, pool: Pool, arrays: list[Array], ids: list[int], tokens: int) -> None:
+    """The same rows written to each block answer with the same bits, and read back whole; block by block, then copied.
+
+    ``arrays`` is the pool's host memory: the rows have to lie in it where the layout's own formula says.
+    """
     g = pool.geometry
     rows = np.random.default_rng(7).standard_normal((2, tokens, g.num_kv_heads, g.head_dim)).astype(np.float32)
     offsets = np.arange(tokens)
@@ -38,6 +40,9 @@ def sweep(backend: Backend, pool: Pool, ids: list[int], tokens: int) -> None:
         read = pool.read(0, WriteLoc.slots(block * g.block_size + offsets))
         for held, x in zip(read, want, strict=True):
             same_bits(backend.to_host(held), x)
+        block_of_each = np.full(tokens, block)
+        for held, x in zip(oracle.rows_at(pool.layout, arrays, g, block_of_each, offsets), want, strict=True):
+            same_bits(held, as_stored(x, "bfloat16"))
         same_bits(decode_bits(backend, pool, block, visible=tokens), decode_bits(backend, pool, ids[0], visible=tokens))
     low = 5
     for block in ids[1:]:
@@ -56,11 +61,11 @@ def test_block_offsets_beyond_two_to_the_31_elements(backend: Backend, layout: s
     memory = lazy_memory(131074 * 16384)
     if layout == "NHD":
         both = memory.reshape(131074, 2, 32, 4, 64)
-        arrays: Any = (both[:, 0], both[:, 1])
+        arrays = [both[:, 0], both[:, 1]]
     else:
-        arrays = memory.reshape(storage_shapes(layout, g)[0])
-    pool = backend.wrap_pool(arrays, layout=layout, geometry=g)
-    sweep(backend, pool, [0, 131071, 131072, 131073], 32)
+        arrays = [memory.reshape(storage_shapes(layout, g)[0])]
+    pool = backend.wrap_pool(tuple(arrays) if len(arrays) > 1 else arrays[0], layout=layout, geometry=g)
+    sweep(backend, pool, arrays, [0, 131071, 131072, 131073], 32)
     same_bits(decode_bits(backend, pool, 131071, 131072), decode_bits(backend, pool, 0, 131073))
     backend.release(pool)
 
@@ -72,7 +77,7 @@ def test_page_times_page_stride_beyond_32_bits(backend: Backend) -> None:
     g = KVGeometry(16386, 256, 1, 512, dtype="bfloat16")
     k, v = (lazy_memory(16386 * 131072).reshape(16386, 256, 1, 512) for _ in range(2))
     pool = backend.wrap_pool((k, v), layout="NHD", geometry=g)
-    sweep(backend, pool, [0, 16383, 16384, 16385], 40)
+    sweep(backend, pool, [k, v], [0, 16383, 16384, 16385], 40)
     backend.release(pool)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry
+from forebay.specs import Backend, ForebayError, InvalidLayout, KVGeometry, WriteLoc
 from forebay.specs.geometry import INT32_MAX
-from forebay.specs.suite import oracle
+from forebay.specs.suite import attention, oracle
+from forebay.specs.suite.attention import Array
 from forebay.specs.suite.kv import (
     BLOCK_SIZE,
     EACH_KV_DTYPE,
@@ -25,6 +26,7 @@ from forebay.specs.suite.kv import (
     put,
     put_values,
     refused,
+    same_arrays,
     same_bits,
     slot,
     storage,
@@ -55,23 +57,34 @@ def test_a_row_lands_where_its_layout_says(backend: Backend, layout: str | None,
         assert written == g.num_kv_heads * g.key_dim * (1 if layout == "LATENT" else 2)
 
 
-@pytest.mark.clause("L2")
+@pytest.mark.clause("L2", "L1")
+@pytest.mark.smoke("L2")
 @pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
 def test_every_layout_answers_alike(backend: Backend, dtype: str) -> None:
-    """The same rows in every layout the backend makes, in blocks that ascend and that descend: the same bits."""
+    """The same rows in every layout the backend makes, in blocks that ascend and that descend: each layout's places, the same bits."""
     rng = np.random.default_rng(0)
-    k, v = rng.standard_normal((2, 19, 2, HEAD_DIM)).astype(np.float32)
-    answers = []
-    layouts = [layout for layout in backend.capabilities.layouts if layout != "LATENT"]
-    for layout in layouts:
-        with new_pool(backend, geometry(dtype=dtype), layout) as pool:
-            for blocks in ((0, 2), (2, 0)):
-                put(backend, pool, [slot(pool, blocks[t // BLOCK_SIZE], t % BLOCK_SIZE) for t in range(19)], k, v)
-                ids = [pool.first_block + block for block in blocks]
-                answers.append(decode_bits(backend, pool, *ids, visible=19))
+    rows = rng.standard_normal((2, 3 * BLOCK_SIZE, 2, HEAD_DIM)).astype(np.float32)
+    answers: dict[bool, list[Array]] = {True: [], False: []}  # LATENT has values of its own
+    for layout in backend.capabilities.layouts:
+        g = geometry(layout, dtype=dtype)
+        k, v = rows[:, :, : g.num_kv_heads]
+        with new_pool(backend, g, layout) as pool:
+            for blocks in ((0, 1, 2), (2, 1, 0)):
+                block = pool.first_block + np.repeat(blocks, BLOCK_SIZE)
+                offset = np.arange(len(block)) % BLOCK_SIZE
+                slots = block * BLOCK_SIZE + offset
+                put(backend, pool, slots, k, v)
+                wanted = [attention.nearest(x, dtype) for x in (k, k[..., : g.value_dim] if layout == "LATENT" else v)]
+                stored = oracle.rows_at(layout, oracle.stored(backend, pool, 0), g, block, offset)
+                read = [backend.to_host(x) for x in pool.read(0, WriteLoc.slots(slots, physical=True))]
+                for found in (stored, read):
+                    same_arrays([np.ascontiguousarray(x, np.float32) for x in found], wanted)
+                ids = [pool.first_block + b for b in blocks]
+                answers[layout == "LATENT"].append(decode_bits(backend, pool, *ids, visible=2 * BLOCK_SIZE + 3))
             assert pool.layout == layout
-    for answer in answers[1:]:
-        same_bits(answer, answers[0])
+    for alike in answers.values():
+        for answer in alike[1:]:
+            same_bits(answer, alike[0])
 
 
 @pytest.mark.clause("L7")

@@ -116,7 +116,11 @@ def test_faults_are_selected_by_id() -> None:
     assert [fault.id for fault in select(names)] == names
     assert [fault.id for fault in select([*names, names[0]])] == names, "one that is named twice is seeded once"
     assert len(select([])) == len(faults())
-    with pytest.raises(InvalidInput, match="no fault nosuch"):
+    area = [fault.id for fault in select([]) if fault.id.startswith("layout.")]
+    assert [fault.id for fault in select(["layout"])] == area
+    assert len(area) > 1
+    assert {fault.id for fault in select([names[0], "layout"])} == {names[0], *area}
+    with pytest.raises(InvalidInput, match=r"no fault nosuch; expected AREA\.NAME .*, or an area: .*layout"):
         select([names[0], "nosuch"])
 
 

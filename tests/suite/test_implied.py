@@ -11,7 +11,7 @@ from forebay.runtime.settings import isolated_environment
 from forebay.specs.suite.command import suite_arguments
 from forebay.specs.suite.verifier import Asked
 from forebay.specs.suite.verifier.implied import COUNTED, MADE, MEASURING, implied_faults
-from forebay.specs.suite.verifier.installed import collect
+from forebay.specs.suite.verifier.installed import collect, membership_faults
 
 LAYOUT = "test_doors.py::test_sink_ids_are_dropped_and_counted[HND-host]"
 
@@ -39,6 +39,14 @@ def test_every_test_that_implies_something_is_in_the_suite(asked: Asked) -> None
     assert {name.partition("[")[0] for name in asked.tests if name.partition("[")[0] in COUNTED.values()} <= {
         name.partition("[")[0] for name in asked.asks_backend
     }, "they count on the backend that is judged"
+
+
+@pytest.mark.refuses("G2")
+def test_that_it_is_a_selection_is_named_before_what_it_lacks(asked: Asked) -> None:
+    part = {"complete": False, "selection": ["-k none"], "results": [], "backend": None, "seeds": dict(asked.seeds)}
+    first, second = membership_faults(part, asked)
+    assert first.startswith("it calls itself a selection")
+    assert second.startswith(f"{len(asked.tests)} missing result(s)")
 
 
 @pytest.mark.refuses("G2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,17 +35,29 @@ def ran(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.C
     )
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed distributions that has the sample's wheel, built of a copy of its source."""
-    folder = tmp_path_factory.mktemp("sample")
-    shutil.copytree(SAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+def installed(folder: Path) -> Path:
+    """A folder of installed distributions that has the wheel of the copy in ``folder / "source"``."""
     built = ran(folder, "-m", "pip", "wheel", *OFFLINE, "--wheel-dir", "wheels", "./source")
     assert built.returncode == 0, built.stderr
     (wheel,) = (folder / "wheels").glob("*.whl")
-    installed = ran(folder, "-m", "pip", "install", *OFFLINE, "--target", "site", str(wheel))
-    assert installed.returncode == 0, installed.stderr
+    done = ran(folder, "-m", "pip", "install", *OFFLINE, "--target", "site", str(wheel))
+    assert done.returncode == 0, done.stderr
     return folder / "site"
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the sample's source."""
+    return shutil.copytree(
+        SAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed distributions that has the sample's wheel."""
+    folder = tmp_path_factory.mktemp("sample")
+    copied(folder)
+    return installed(folder)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +76,31 @@ def test_the_sample_is_found_by_its_entry_point(site: Path, tmp_path: Path) -> N
     assert "distribution='forebay-sample', version='0.3.1'" in said.stdout, said.stderr
     alone = ran(tmp_path, "-c", told)
     assert "No module named 'forebay_sample'" in alone.stderr
+
+
+def test_a_copy_renamed_as_its_page_says_is_found(tmp_path: Path) -> None:
+    """The rows of the table are enough: it is found, `auto` takes it, and nothing is left under the old name."""
+    page = (SAMPLE / "README.md").read_text(encoding="utf-8").partition("## Rename it")[2]
+    (folder_from, folder_to) = re.findall(r"rename `(src/\w+)` to `(src/\w+)`", page)[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.+?)` \|$", page, re.MULTILINE)
+    assert len(rows) > 5
+    source = copied(tmp_path)
+    package = (source / folder_from).rename(source / folder_to)
+    for file, old, new in rows:
+        path = source / file if file == "pyproject.toml" else package / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, (file, old)
+        path.write_text(text.replace(old, new), encoding="utf-8")
+    told = "from forebay.runtime import open_backend as o; b = o('auto'); print(b.selection); print(b.info['device'])"
+    said = ran(tmp_path, "-c", told, path=installed(tmp_path))
+    for part in ("name='mydevice'", "kind='accelerator'", "distribution='forebay-mydevice'", "\nMy Device 2\n"):
+        assert part in said.stdout, said.stdout + said.stderr
+    assert sorted(path.name for path in (tmp_path / "site").iterdir()) == [
+        "forebay_mydevice",
+        "forebay_mydevice-0.3.1.dist-info",
+    ]
+    left = [path.name for path in package.rglob("*.py") if re.search("forebay[-_]sample", path.read_text("utf-8"))]
+    assert left == []
 
 
 def test_the_sample_conforms(judged: tuple[dict[str, Any], str]) -> None:

@@ -123,7 +123,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
-    """Whether the record has one result of every test that was to be asked, with the clauses the test has, and no other."""
+    """Whether the record has one result of every test that was to be asked, with the clauses the test has, and no other.
+
+    What explains other faults comes first: a selection lacks results because it is one.
+    """
+    if not record["complete"]:
+        yield "it calls itself a selection: only the whole of a profile can be verified"
+    elif record["selection"]:
+        yield f"it calls itself complete, and was selected by {', '.join(record['selection'])}"
     names = [result["test"] for result in record["results"]]
     held = Counter(names)
     differences = {
@@ -143,9 +150,5 @@ def membership_faults(record: dict[str, Any], asked: Asked) -> Iterator[str]:
                 yield f"{result['test']}: {key} {result[key]}, the suite's test has {asked.tests[result['test']][key]}"
         if record["backend"] is None and result["outcome"] != "not-run" and result["test"] in asked.asks_backend:
             yield f"{result['test']}: {result['outcome']}, and no backend was opened"
-    if not record["complete"]:
-        yield "it calls itself a selection: only the whole of a profile can be verified"
-    elif record["selection"]:
-        yield f"it calls itself complete, and was selected by {', '.join(record['selection'])}"
     if record["seeds"] != asked.seeds:
         yield f"its inputs were drawn by {record['seeds']}, those of the suite by {dict(asked.seeds)}"
