@@ -74,6 +74,11 @@ def test_leaves_a_mess(backend: Backend, mess: None) -> None:
     pass
 
 
+@pytest.mark.clause("D2")
+def test_fails_and_leaves_a_mess(backend: Backend, mess: None) -> None:
+    assert backend is None, "first"
+
+
 @pytest.fixture
 def mess() -> Any:
     yield
@@ -147,6 +152,7 @@ EXPECTED = {
     "test_refuses_what_is_declared_to_work": "fail",
     "test_fails_and_refuses": "fail",
     "test_leaves_a_mess": "fail",
+    "test_fails_and_leaves_a_mess": "fail",
     "test_draws": "fail",
     "test_differs": "fail",
     "test_compares_in_vain": "pass",
@@ -162,7 +168,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> tuple[S
     """A backend with limits, judged by a suite in which everything happens; as a selection, for it lacks most clauses."""
     small = make_small(tmp_path_factory.mktemp("outcomes") / "small")
     small.add("test_kinds.py", EVERY_OUTCOME)
-    said, record = small.record("-k", "test_", backend="limited", path=elsewhere)
+    said, record = small.record("-k", "test_", "--show", "99", backend="limited", path=elsewhere)
     return small, said, record
 
 
@@ -176,13 +182,74 @@ def block(out: str, test: str) -> str:
     return str(found)
 
 
+CAUSE_AND_EFFECTS = """
+@pytest.mark.clause("G2", "D6")
+def test_judging(backend: Backend) -> None:
+    assert backend is None
+
+
+@pytest.mark.clause("L1")
+def test_layout(backend: Backend) -> None:
+    assert backend is None
+
+
+@pytest.mark.clause("D6", "W5")
+@pytest.mark.parametrize("n", range(11))
+def test_decode(backend: Backend, n: int) -> None:
+    assert n == 11
+"""
+
+
+def test_the_likely_cause_is_told_first_and_not_every_case_in_full(small: Small) -> None:
+    small.add("test_cause.py", CAUSE_AND_EFFECTS)
+    tests = ("--test", "test_cause.py")
+    said = small.forebay("conform", "sim", *tests)
+    told = re.findall(r"^FAILED test_cause.py::(\S+)$", said.out, re.MULTILINE)
+    assert told == ["test_decode[0]", "test_layout", "test_judging", *(f"test_decode[{n}]" for n in range(1, 8))]
+    assert "\nAND 3 more failed; " in said.out
+    assert "\n  test_cause.py::test_decode (3 cases; D6)\n" in said.out
+    contract = catalogue()
+    first = block(said.out, "test_decode[0]")
+    assert f"  clause D6 ({contract.clause('D6').title}): {contract.clause('D6').text}\n" in first
+    assert f"  also a test of: W5 ({contract.clause('W5').title})\n" in first
+    assert contract.clause("W5").text not in said.out
+    assert len(re.findall(r"^FAILED ", small.forebay("conform", "sim", *tests, "--show", "13").out, re.MULTILINE)) == 13
+
+
+@pytest.mark.clause("G2")
+@pytest.mark.parametrize(("options", "failed"), [(("-x",), 1), (("--maxfail", "3"), 3)])
+def test_a_run_that_stops_at_so_many_failures_says_so(small: Small, options: tuple[str, ...], failed: int) -> None:
+    small.add("test_cause.py", CAUSE_AND_EFFECTS)
+    said, record = small.record(*options)
+    assert (said.code, record["verdict"], record["summary"]["fail"]) == (1, "failed", failed)
+    why = f"after {failed} failure{'s' if failed > 1 else ''}, as asked by --maxfail"
+    assert (record["stopped"], record["running"]) == (why, "")
+    assert f"STOPPED {why}\n" in said.out
+    assert record["summary"]["not-run"] >= 13 - failed
+    assert record["counters"]["run"] >= 0
+    assert small.forebay("conform", "--verify", "record.json").out == "record.json: valid\n"
+
+
+def test_the_summary_alone_counts_and_warnings_are_left_out(small: Small) -> None:
+    small.add(
+        "test_warns.py",
+        '\nimport warnings\n\n\n@pytest.mark.clause("D1")\ndef test_warns(backend: Backend) -> None:\n    warnings.warn("noise")\n',
+    )
+    said = small.forebay("conform", "sim", "--test", "test_warns.py")
+    assert said.code == 0
+    assert said.out.splitlines()[1:] == [
+        "sim (full, a selection): passed: 1 pass, 0 fail, 0 refused, 0 waived, 0 not-run, 1 total"
+    ]
+    assert "warning" not in said.out
+
+
 @pytest.mark.clause("G2")
 def test_every_test_has_its_outcome(judged: Any) -> None:
     _, said, record = judged
     assert {name: result["outcome"] for name, result in results(record).items()} == EXPECTED
     assert (said.code, record["verdict"]) == (1, "failed")
-    assert record["summary"] == {"pass": 3, "fail": 14, "refused": 2, "waived": 0, "not-run": 0, "total": 19}
-    assert "limited (full, a selection): failed: 3 pass, 14 fail, 2 refused" in said.out
+    assert record["summary"] == {"pass": 3, "fail": 15, "refused": 2, "waived": 0, "not-run": 0, "total": 20}
+    assert "limited (full, a selection): failed: 3 pass, 15 fail, 2 refused" in said.out
     assert "Traceback" not in said.out + said.err
 
 
@@ -195,7 +262,8 @@ def test_every_test_has_its_outcome(judged: Any) -> None:
         ("test_refuses_what_nobody_declared", "Unsupported without a declared capability"),
         ("test_refuses_what_is_declared_to_work", "head_dims=64, which the declared head_dims=(8, 64, 128) allows"),
         ("test_fails_and_refuses", "AssertionError: wrong"),
-        ("test_leaves_a_mess", "RuntimeError: not cleaned up"),
+        ("test_leaves_a_mess", "why: after the test: RuntimeError: not cleaned up\n"),
+        ("test_fails_and_leaves_a_mess", "\n  why: after the test: RuntimeError: not cleaned up\n"),
     ],
 )
 def test_a_failure_says_why(judged: Any, test: str, message: str) -> None:
@@ -285,6 +353,8 @@ def test_a_backend_that_cannot_start_fails_with_its_cause(small: Small, elsewher
     said, record = small.record(backend=name, path=elsewhere)
     assert said.code == 2
     assert f"STOPPED backend {name!r} cannot start: " in said.out
+    assert said.out.count("cannot start") == 1
+    assert f"\n{name} (full): nothing was judged: 0 pass, " in said.out
     assert cause in said.out
     assert "Traceback" not in said.out + said.err
     assert record["backend"] is None
