@@ -195,7 +195,8 @@ def _take_named(
     try:
         plugin, descriptor = manager.find(name)
     except UnknownBackend as error:
-        raise UnknownBackend(f"{error} (asked for by {where})") from error
+        asked = "" if where == "call" else f" (asked for by {where})"  # whoever calls knows what for
+        raise UnknownBackend(f"{error}{asked}") from error
     mode = _find_mode(descriptor, mode_name)
     label = mode_label(name, mode)
     unmet = needs.unmet(mode)

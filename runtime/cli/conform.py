@@ -20,14 +20,14 @@ from forebay.runtime.settings import isolated_environment
 from forebay.specs.errors import ForebayError, InvalidInput
 from forebay.specs.files import output_at, write_text
 from forebay.specs.signals import exit_code
-from forebay.specs.suite.command import suite_arguments
+from forebay.specs.suite.command import SHOWN, suite_arguments
 
 if TYPE_CHECKING:
     from forebay.specs.suite.verifier import Installed
 
 NEEDED: Final = ("pytest", "hypothesis")
 NEEDED_BY_PAGE: Final = ("jinja2", "matplotlib")
-SHOWN: Final = 20
+SHOWN_FAULTS: Final = 20
 """Faults of a record that are printed at most."""
 
 
@@ -47,6 +47,11 @@ def conform(
     select: Annotated[
         str, typer.Option("-k", metavar="WORDS", help="Only tests whose names match, as pytest's -k.")
     ] = "",
+    maxfail: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Stop after N failures; with 0, the default, none stops the run.")
+    ] = 0,
+    first: Annotated[bool, typer.Option("-x", help="Stop after the first failure, as --maxfail 1.")] = False,
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="Tell at most N failures in full.")] = SHOWN,
     stall_s: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="Kill a run in which no test begins or ends for so long.")
     ] = 600.0,
@@ -77,6 +82,8 @@ def conform(
     with tempfile.TemporaryDirectory(prefix="forebay-conform-") as folder:
         path = outputs.get("--record", Path(folder, "record.json"))
         arguments = [f"--backend={backend}", f"--suite-profile={profile}", f"--suite-record={path}"]
+        # The summary counts the tests; pytest counts their phases, and its warnings are of no concern to a backend.
+        arguments += [f"--suite-show={show}", f"--maxfail={1 if first else maxfail}", "-q", "--disable-warnings"]
         arguments += [] if waivers is None else [f"--suite-waivers={waivers.absolute()}"]
         arguments += [f"-k={select}"] if select else []
         command = [*suite_arguments(Path(folder), test or []), *arguments]
@@ -84,7 +91,7 @@ def conform(
         for old in (*outputs.values(), journal_of(path)):
             old.unlink(missing_ok=True)
         ended = run_pytest(command, isolated_environment(Path(folder)), progress=journal_of(path), stall_s=stall_s)
-        made = _finished(path, ended)
+        made = _finished(path, ended, show)
     _write_reports(made, outputs)
     if ended.interrupted:
         raise typer.Exit(exit_code(ended.interrupted))
@@ -126,7 +133,7 @@ def _check_waivers(path: Path | None) -> None:
         load_waivers(path, datetime.now(UTC).date())
 
 
-def _finished(path: Path, ended: Ended) -> dict[str, Any]:
+def _finished(path: Path, ended: Ended, show: int) -> dict[str, Any]:
     """The record of the run; made here from the journal where the process died.
 
     Raises:
@@ -136,6 +143,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
     """
     from forebay.specs.suite.journal import journal_of, read_journal
     from forebay.specs.suite.record import assemble, write_record
+    from forebay.specs.suite.summary import summary_lines
 
     if ended.status == USAGE_ERROR:
         raise InvalidInput(f"conform: {ended.complaint}")
@@ -149,8 +157,7 @@ def _finished(path: Path, ended: Ended) -> dict[str, Any]:
         made = assemble(entries)
         write_record(made, path)
         journal.unlink()
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in made["summary"].items())
-        print(f"STOPPED {made['stopped']}\n{made['requested']} ({made['profile']}): {made['verdict']}: {counts}")
+        print("\n".join(summary_lines(made, show)))
         return made
     journal.unlink(missing_ok=True)
     if not path.exists() and ended.interrupted:
@@ -216,10 +223,10 @@ def _verify(path: Path) -> None:
             return here
 
         faults = faults_of(path, collected, found)
-    for fault in faults[:SHOWN]:
+    for fault in faults[:SHOWN_FAULTS]:
         print(f"{path}: {fault}")
-    if len(faults) > SHOWN:
-        print(f"{path}: and {len(faults) - SHOWN} more")
+    if len(faults) > SHOWN_FAULTS:
+        print(f"{path}: and {len(faults) - SHOWN_FAULTS} more")
     for name in absent:
         print(f"{path}: {name!r} is not installed here: its kind, distribution and version were not compared")
     print(f"{path}: {'not a valid record' if faults else 'valid'}")

@@ -11,6 +11,8 @@ from forebay.specs.errors import InvalidInput
 FOLDER: Final = Path(__file__).resolve().parent
 PLUGINS: Final = ("forebay.specs.suite.plugin", "hypothesispytest")
 """All that pytest loads beside its own parts: what else is installed must not decide how a backend is judged."""
+SHOWN: Final = 10
+"""Failures that are told in full, where nobody asks for more or less."""
 
 
 def suite_arguments(folder: Path, tests: Sequence[str] = ()) -> list[str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack, walk_tb
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from forebay.specs import Unsupported
-from forebay.specs.clauses import catalogue
 
 _FALSIFYING: Final = re.compile(
     r"(Falsifying|Explicit|Failing) (explicit )?(example|test case)|Draw \d+\b", re.IGNORECASE
@@ -147,18 +145,3 @@ def _expected_and_got(error: BaseException, statement: str, comparison: Comparis
 def rerun_command(backend: str, test: str) -> str:
     """The command line that runs one test alone."""
     return f"forebay conform {shlex.quote(backend)} --test {shlex.quote(test)}"
-
-
-def told(result: Mapping[str, Any], clauses: list[str], backend: str) -> str:
-    """A failed result of a record as a block of text."""
-    contract = catalogue().clauses
-    lines = [f"FAILED {result['test']}"]
-    for name in clauses:
-        lines += [f"  clause {name} ({contract[name].title}): {contract[name].text}"]
-    failure = result.get("failure") or {}
-    for part, title in (("input", "smallest failing input"), ("expected", "expected"), ("got", "got")):
-        if failure.get(part):
-            lines += [f"  {title}: " + failure[part].replace("\n", "\n    ")]
-    lines += [f"  why: {result['message'].splitlines()[0]}"] if result.get("message") else []
-    lines += [f"  run it alone: {rerun_command(backend, result['test'])}"]
-    return "\n".join(lines)

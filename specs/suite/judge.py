@@ -21,11 +21,12 @@ from forebay.specs.signals import ENDING, heard, interrupted_by
 from forebay.specs.sources import suite_hash
 from forebay.specs.suite.collected import ids, name_of, of_suite, selection_of
 from forebay.specs.suite.core import core_gaps
-from forebay.specs.suite.failure import Comparison, asserting, failure_of, told
+from forebay.specs.suite.failure import Comparison, asserting, failure_of
 from forebay.specs.suite.journal import Journal, journal_of
 from forebay.specs.suite.measured import hearing
 from forebay.specs.suite.outcome import Outcome, Phase, judge_phase, judge_test
-from forebay.specs.suite.record import Record, assemble, clauses_of, write_record
+from forebay.specs.suite.record import Record, assemble, write_record
+from forebay.specs.suite.summary import summary_lines
 from forebay.specs.suite.waivers import Waiver
 
 CANNOT_START: Final = 2
@@ -55,6 +56,7 @@ class Judge:
         self._errors: dict[str, tuple[float, float]] = {}
         self._comparison: Comparison | None = None
         self._shown: dict[tuple[str, str], Outcome] = {}
+        self._cannot_start = False
         self.record: Record | None = None
 
     # -- the backend, told by its fixture ------------------------------------------------------------------------------
@@ -128,9 +130,19 @@ class Judge:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """A signal that would end the process without a word ends the run as a Ctrl-C does, with a record that names it."""
+        """A signal that would end the process without a word ends the run as a Ctrl-C does, with a record that names it.
+
+        A backend that cannot start ends it too, and the summary says why: pytest is not told, or it would say it once more.
+        """
         with heard(ENDING, interrupted_by):
-            return (yield)
+            try:
+                return (yield)
+            except pytest.exit.Exception as error:
+                if error.returncode != CANNOT_START:
+                    raise
+                self._cannot_start = True
+                self._journal.add("stopped", {"reason": error.msg, "by_test": False})
+                return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -195,8 +207,7 @@ class Judge:
         """Note why the run stops before its end."""
         said = str(excinfo.value)
         reason = f"{excinfo.typename}: {said}".rstrip(": ") if isinstance(excinfo.value, KeyboardInterrupt) else said
-        cannot_start = getattr(excinfo.value, "returncode", None) == CANNOT_START
-        self._journal.add("stopped", {"reason": reason, "by_test": not cannot_start})
+        self._journal.add("stopped", {"reason": reason, "by_test": True})
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note that pytest itself broke."""
@@ -210,10 +221,17 @@ class Judge:
             self._journal.discard()
         if not any(entry["entry"] == "run" for entry in self._journal.entries):
             return
+        if session.shouldfail:
+            asked = (
+                f"after {session.testsfailed} failure{'s' if session.testsfailed > 1 else ''}, as asked by --maxfail"
+            )
+            self._journal.add("stopped", {"reason": asked, "by_test": False})
         self._journal.add("end", {"ended": _now(), "status": int(exitstatus)})
         with self._journal:
             self.record = assemble(self._journal.entries)
-        if self.record["verdict"] == "failed" and exitstatus == pytest.ExitCode.OK:
+        if self._cannot_start:
+            session.exitstatus = CANNOT_START
+        elif self.record["verdict"] == "failed" and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._path is not None:
             write_record(self.record, self._path)
@@ -222,7 +240,7 @@ class Judge:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what failed, each with how to run it alone, then the verdict."""
         if self.record is not None:
-            for line in summary_lines(self.record):
+            for line in summary_lines(self.record, self._config.getoption("--suite-show")):
                 terminalreporter.write_line(line)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -240,20 +258,6 @@ class Judge:
 
 JUDGE: Final = pytest.StashKey[Judge]()
 """Where the configuration of a run that asks tests of the suite keeps its judge."""
-
-
-def summary_lines(record: Record) -> list[str]:
-    """The failures of a record, each a block, its problems, and the verdict with the counts."""
-    lines = [
-        told(result, clauses_of(result), record["requested"])
-        for result in record["results"]
-        if result["outcome"] == "fail"
-    ]
-    lines += [f"PROBLEM {problem}" for problem in record["problems"]]
-    lines += [f"STOPPED {record['stopped']}"] if record["stopped"] else []
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in record["summary"].items())
-    part = record["profile"] + ("" if record["complete"] else ", a selection")
-    return [*lines, f"{record['requested']} ({part}): {record['verdict']}: {counts}"]
 
 
 def _text(value: object) -> str:

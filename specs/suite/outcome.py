@@ -22,6 +22,8 @@ CONTRACT: Final = "forebay.specs"
 RUNTIME: Final = "forebay.runtime"
 NO_CHECKS: Final = (f"{CONTRACT}.suite.", f"{CONTRACT}.faults.")
 """Packages in the contract's folder whose modules check no call."""
+AFTERWARDS: Final = "after the test: "
+"""How the message begins of what failed when the test was over: while its fixtures, or the backend, were released."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,37 @@ def judge_phase(report: pytest.TestReport, error: BaseException | None, capabili
     A skip is a failure, and so is every kind of expected failure. ``Unsupported`` is a refusal where a declared limit outside the
     core says so and a check in front of the driver raised it, and a failure elsewhere: what a driver cannot do, it declares.
     """
+    phase = _judged(report, error, capabilities)
+    if phase.outcome == "fail" and report.when == "teardown":
+        return Phase("fail", AFTERWARDS + phase.message)
+    return phase
+
+
+def judge_test(phases: Iterable[Phase]) -> Phase:
+    """The outcome of all phases together: the first failure, with the words of every other, else the first refusal, else a pass."""
+    seen = list(phases)
+    if failed := [phase for phase in seen if phase.outcome == "fail"]:
+        return Phase("fail", "\n".join(phase.message for phase in failed))
+    return next((phase for phase in seen if phase.outcome == "refused"), Phase("pass"))
+
+
+def raised_in(error: BaseException) -> str:
+    """The module of the contract or the runtime whose check raised ``error``, ``""`` if that was anybody else, such as a driver.
+
+    The check was asked by the suite or the runtime: one that a driver calls, or whose answer it hands on, speaks for the driver.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    where = [_module(frame) for frame in frames]
+    outside = next((i for i in reversed(range(len(where))) if not _in(where[i], CONTRACT)), None)
+    if outside is None:
+        return ""
+    if outside == len(where) - 1:
+        return where[-1] if _in(where[-1], RUNTIME) else ""
+    asked_for_it = _in(where[outside], RUNTIME) or Path(frames[outside].f_code.co_filename).resolve().parent == FOLDER
+    return where[-1] if asked_for_it else ""
+
+
+def _judged(report: pytest.TestReport, error: BaseException | None, capabilities: Capabilities | None) -> Phase:
     if hasattr(report, "wasxfail"):
         return Phase(
             "fail", f"marked as an expected failure ({report.wasxfail or 'no reason'}), which is not an outcome"
@@ -67,31 +100,6 @@ def judge_phase(report: pytest.TestReport, error: BaseException | None, capabili
         first = unsupported[0]
         return Phase("refused", str(first), Refusal(first.capability, str(first.value), str(first), raised_in(first)))
     return Phase("fail", f"{type(errors[0]).__name__}: {errors[0]}")
-
-
-def judge_test(phases: Iterable[Phase]) -> Phase:
-    """The outcome of all phases together: the first failure, else the first refusal, else a pass."""
-    seen = list(phases)
-    for outcome in ("fail", "refused"):
-        if found := next((phase for phase in seen if phase.outcome == outcome), None):
-            return found
-    return Phase("pass")
-
-
-def raised_in(error: BaseException) -> str:
-    """The module of the contract or the runtime whose check raised ``error``, ``""`` if that was anybody else, such as a driver.
-
-    The check was asked by the suite or the runtime: one that a driver calls, or whose answer it hands on, speaks for the driver.
-    """
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    where = [_module(frame) for frame in frames]
-    outside = next((i for i in reversed(range(len(where))) if not _in(where[i], CONTRACT)), None)
-    if outside is None:
-        return ""
-    if outside == len(where) - 1:
-        return where[-1] if _in(where[-1], RUNTIME) else ""
-    asked_for_it = _in(where[outside], RUNTIME) or Path(frames[outside].f_code.co_filename).resolve().parent == FOLDER
-    return where[-1] if asked_for_it else ""
 
 
 def _why_not_refused(error: Unsupported, capabilities: Capabilities) -> str:

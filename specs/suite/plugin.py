@@ -15,6 +15,7 @@ import pytest
 from forebay.specs.clauses import catalogue
 from forebay.specs.errors import InvalidInput
 from forebay.specs.suite import collected
+from forebay.specs.suite.command import SHOWN
 from forebay.specs.suite.surroundings import (
     SuiteModule,
     check_fixtures,
@@ -46,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--suite-record", metavar="FILE", type=Path, default=None, help="write the run's record, as JSON")
     group.addoption(
         "--suite-waivers", metavar="FILE", type=Path, default=None, help="TOML file of the backend's waivers"
+    )
+    group.addoption(
+        "--suite-show", metavar="N", type=int, default=SHOWN, help=f"failures that are told in full (default: {SHOWN})"
     )
 
 

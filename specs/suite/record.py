@@ -19,6 +19,7 @@ OWN_KERNELS: Final = ("paged_decode", "gather", "write_kv", "stage")
 """Operations that must have been done, by the backend's own kernels or, named, by numpy."""
 WITH_WAIVERS: Final = " with waivers"
 """What a verdict ends in where tests failed that are waived."""
+_BECAME: Final = {"fail": "failed", "refused": "was refused", "waived": "was waived", "not-run": "was not run"}
 
 Record = dict[str, Any]
 
@@ -134,12 +135,7 @@ def _problems(record: Record) -> list[str]:
     ]
     if not record["complete"] or record["stopped"] or record["backend"] is None:
         return found
-    values, refusing = (_by_clause(record["results"], kind) for kind in ("clauses", "refuses"))
-    found += [
-        f"clause {clause} was never shown: {', '.join(f'{count} {outcome}' for outcome, count in sorted(seen.items()))}"
-        for clause, seen in {**refusing, **values}.items()
-        if not seen["pass"]
-    ]
+    found += _never_shown(record["results"])
     if record["profile"] == "full":
         found += _vain_claims(record)
         launches, delegated = record["counters"].get("launches", {}), record["delegated"]
@@ -148,6 +144,25 @@ def _problems(record: Record) -> list[str]:
             for operation in OWN_KERNELS
             if not launches.get(operation) and not delegated.get(operation)
         ]
+    return found
+
+
+def _never_shown(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The clauses, in the contract's order, of whose values no test passed, nor of its refusals where it has no other tests."""
+    values, refusing = (_by_clause(results, kind) for kind in ("clauses", "refuses"))
+    seen = {**refusing, **values}
+    found = []
+    for clause in [*filter(seen.get, catalogue().clauses), *(each for each in seen if each not in catalogue().clauses)]:
+        counts = seen[clause]
+        if counts["pass"]:
+            continue
+        which = "of its values" if clause in values and clause in refusing else "of it"
+        if len(counts) == 1:
+            (outcome,) = counts
+            found.append(f"clause {clause}: every test {which} {_BECAME[outcome]} ({counts[outcome]})")
+        else:
+            told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+            found.append(f"clause {clause}: no test {which} passed ({told})")
     return found
 
 

@@ -74,6 +74,11 @@ def test_leaves_a_mess(backend: Backend, mess: None) -> None:
     pass
 
 
+@pytest.mark.clause("D2")
+def test_fails_and_leaves_a_mess(backend: Backend, mess: None) -> None:
+    assert backend is None, "first"
+
+
 @pytest.fixture
 def mess() -> Any:
     yield
@@ -147,6 +152,7 @@ EXPECTED = {
     "test_refuses_what_is_declared_to_work": "fail",
     "test_fails_and_refuses": "fail",
     "test_leaves_a_mess": "fail",
+    "test_fails_and_leaves_a_mess": "fail",
     "test_draws": "fail",
     "test_differs": "fail",
     "test_compares_in_vain": "pass",
@@ -162,7 +168,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> tuple[S
     """A backend with limits, judged by a suite in which everything happens; as a selection, for it lacks most clauses."""
     small = make_small(tmp_path_factory.mktemp("outcomes") / "small")
     small.add("test_kinds.py", EVERY_OUTCOME)
-    said, record = small.record("-k", "test_", backend="limited", path=elsewhere)
+    said, record = small.record("-k", "test_", "--show", "99", backend="limited", path=elsewhere)
     return small, said, record
 
 
@@ -181,8 +187,8 @@ def test_every_test_has_its_outcome(judged: Any) -> None:
     _, said, record = judged
     assert {name: result["outcome"] for name, result in results(record).items()} == EXPECTED
     assert (said.code, record["verdict"]) == (1, "failed")
-    assert record["summary"] == {"pass": 3, "fail": 14, "refused": 2, "waived": 0, "not-run": 0, "total": 19}
-    assert "limited (full, a selection): failed: 3 pass, 14 fail, 2 refused" in said.out
+    assert record["summary"] == {"pass": 3, "fail": 15, "refused": 2, "waived": 0, "not-run": 0, "total": 20}
+    assert "limited (full, a selection): failed: 3 pass, 15 fail, 2 refused" in said.out
     assert "Traceback" not in said.out + said.err
 
 
@@ -195,7 +201,8 @@ def test_every_test_has_its_outcome(judged: Any) -> None:
         ("test_refuses_what_nobody_declared", "Unsupported without a declared capability"),
         ("test_refuses_what_is_declared_to_work", "head_dims=64, which the declared head_dims=(8, 64, 128) allows"),
         ("test_fails_and_refuses", "AssertionError: wrong"),
-        ("test_leaves_a_mess", "RuntimeError: not cleaned up"),
+        ("test_leaves_a_mess", "why: after the test: RuntimeError: not cleaned up\n"),
+        ("test_fails_and_leaves_a_mess", "\n  why: after the test: RuntimeError: not cleaned up\n"),
     ],
 )
 def test_a_failure_says_why(judged: Any, test: str, message: str) -> None:
@@ -285,6 +292,8 @@ def test_a_backend_that_cannot_start_fails_with_its_cause(small: Small, elsewher
     said, record = small.record(backend=name, path=elsewhere)
     assert said.code == 2
     assert f"STOPPED backend {name!r} cannot start: " in said.out
+    assert said.out.count("cannot start") == 1
+    assert f"\n{name} (full): nothing was judged: 0 pass, " in said.out
     assert cause in said.out
     assert "Traceback" not in said.out + said.err
     assert record["backend"] is None
@@ -308,8 +317,8 @@ def test_a_clause_all_of_whose_tests_were_refused_is_not_shown(small: Small, els
     said, record = small.record(backend="silent", path=elsewhere)
     assert said.code == 1
     assert record["summary"]["fail"] == 0
-    assert "clause D6 was never shown: 2 refused" in record["problems"]
-    assert not any("clause S1" in problem for problem in record["problems"])
+    assert "clause D6: every test of its values was refused (2)" in record["problems"]
+    assert not any("clause S1:" in problem for problem in record["problems"])
 
 
 @pytest.mark.clause("G2", "B4")

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from forebay.specs.clauses import catalogue
 from forebay.specs.suite.reports.junit import junit_xml
 from forebay.specs.suite.reports.page import page
 from forebay.specs.suite.reports.statement import statement
@@ -111,7 +112,14 @@ def test_junit_tells_a_failure(records: Records) -> None:
     failure = found[WAIVED.replace(".py", "")].find("failure")
     assert failure is not None
     assert failure.get("message") == "AssertionError: assert 1 == 2"
-    assert failure.text == "input: n=1\nexpected: == 2\ngot: 1"
+    clause = catalogue().clause("D5")
+    assert (failure.text or "").splitlines() == [
+        f"clause D5 ({clause.title}): {clause.text}",
+        "input: n=1",
+        "expected: == 2",
+        "got: 1",
+        f"run it alone: forebay conform limited --test '{WAIVED}'",
+    ]
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -171,6 +179,35 @@ def test_the_page_holds_clauses_by_outcome_and_the_errors(records: Records) -> N
     assert "<svg" not in page({**record, "results": [{**result, "errors": {}} for result in record["results"]]})
 
 
+def test_the_page_tells_a_failure_with_its_clause_and_then_the_problems(records: Records) -> None:
+    record = deepcopy(records.record["bad"])
+    record["problems"] = ["a problem"]
+    text = Page(page(record)).text
+    clause = catalogue().clause("D5")
+    told = text[text.index("What failed") : text.index("Problems of the run")]
+    assert f"clause D5 ({clause.title}): {clause.text}" in told
+    assert f"Run it alone: forebay conform limited --test '{WAIVED}'" in told
+    assert "a problem" not in told
+    assert "a problem" in text
+
+
+def test_the_page_tells_in_words_what_is_declared(records: Records) -> None:
+    record = deepcopy(records.record["good"])
+    record["backend"]["capabilities"].update(layouts=["NHD", "HND"], max_group=None, window=True, capture=False)
+    rows = Page(page(record)).rows
+    for row in (["layouts", "NHD, HND"], ["max_group", "no limit"], ["window", "yes"], ["capture", "no"]):
+        assert row in rows
+
+
+def test_a_failed_test_of_a_clause_that_is_not_known_here_is_told(records: Records) -> None:
+    """Of a record of another contract."""
+    record = deepcopy(records.record["bad"])
+    of(record, WAIVED)["clauses"] = ["Z9"]
+    assert "clause Z9" in Page(page(record)).text
+    assert "clause Z9\ninput: n=1" in (cases(junit_xml(record))[1][WAIVED.replace(".py", "")].findtext("failure") or "")
+    assert f"- {WAIVED} (Z9)" in section(statement(record), "Failed: 1")
+
+
 def test_the_page_shows_markup_as_text(records: Records) -> None:
     text = page(nasty(records.record["bad"]))
     assert "<script" not in text
@@ -219,10 +256,14 @@ def test_the_statement_of_another_ending_says_so(records: Records, name: str, sa
     text = statement(record)
     assert says in text
     assert "CONFORMANT: every test" not in text
-    for outcome, title in (("fail", "Failed"), ("not-run", "Not run")):
-        names = [result["test"] for result in record["results"] if result["outcome"] == outcome]
-        more = [f"- and {len(names) - 3} more, in the record"] if len(names) > 3 else []
-        assert section(text, f"{title}: {len(names)}") == ([*(f"- {each}" for each in names[:3]), *more] or ["none"])
+    names = {
+        kind: [each["test"] for each in record["results"] if each["outcome"] == kind] for kind in ("fail", "not-run")
+    }
+    failed, left = names["fail"], names["not-run"]
+    assert section(text, f"Failed: {len(failed)}") == ([f"- {each} (D5)" for each in failed] or ["none"])
+    assert ("The first of them alone:\n\n    forebay conform " in text) == bool(failed)
+    more = [f"- and {len(left) - 3} more, in the record"] if len(left) > 3 else []
+    assert section(text, f"Not run: {len(left)}") == ([*(f"- {each}" for each in left[:3]), *more] or ["none"])
 
 
 def test_delegated_operations_are_named(records: Records) -> None:
@@ -248,8 +289,8 @@ def test_the_statement_says_by_what_d7_was_shown(counts: dict[str, int], says: s
     )
 
 
-def test_the_statement_keeps_to_a_page(records: Records) -> None:
-    """However much is refused, waived, failed or left out: counted all, listed as far as there is room."""
+def test_the_statement_keeps_to_a_page_but_for_what_failed(records: Records) -> None:
+    """However much is refused, waived or left out: counted all, listed as far as there is room. What failed is listed in full."""
     record = deepcopy(records.record["bad"])
     refused, failed, passed = (of(record, test) for test in (HEAD, WAIVED, STAGE))
     limits = [(f"limit_{i % 14}", str(i)) for i in range(200)]
@@ -266,8 +307,10 @@ def test_the_statement_keeps_to_a_page(records: Records) -> None:
     waiver = {"test": WAIVED, "clause": "D5", "device": "d", "reason": "r", "expiry": "2099-01-01", "state": "used"}
     record["waivers"] = [waiver] * 30
     text = statement(record)
-    assert len(text.splitlines()) <= MOST_LINES
-    for title in ("Refused, as declared: 203", "Waivers: 30", "Failed: 301", "Not run: 400", "Problems of the run: 50"):
+    assert len(text.splitlines()) <= MOST_LINES + 301 + 50
+    assert {f"- b{i} (D5)" for i in range(300)} < set(section(text, "Failed: 301"))
+    assert section(text, "Problems of the run: 50") == [f"- problem {i}" for i in range(50)]
+    for title in ("Refused, as declared: 203", "Waivers: 30", "Not run: 400"):
         listed = section(text, title)
         assert len(listed) > 3
         assert re.fullmatch(r"- and \d+ more, in the record", listed[-1])

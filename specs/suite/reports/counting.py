@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.specs.clauses import catalogue
+from forebay.specs.suite.failure import rerun_command
+from forebay.specs.suite.summary import clause_lines, failures_of
 
 ORDER: Final = ("pass", "refused", "waived", "fail", "not-run")
 
@@ -55,3 +57,25 @@ def ran_on(record: Record) -> str:
         "simulated": "SIMULATED, not on a device",
     }
     return f"{words.get(backend['kind'], 'on something undeclared')}: {backend['info'].get('device', 'unnamed device')}"
+
+
+def failed(record: Record) -> list[dict[str, Any]]:
+    """The failed results, the likely cause first, each with the lines about its clauses and the command that runs it alone."""
+    return [
+        {**result, "about": clause_lines(result), "rerun": rerun_command(record["requested"], result["test"])}
+        for result in failures_of(record)
+    ]
+
+
+def declared(record: Record) -> dict[str, str]:
+    """What the backend declares, in words; ``{}`` where it was never opened."""
+    backend = record["backend"]
+    return {} if backend is None else {name: _in_words(value) for name, value in backend["capabilities"].items()}
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "no limit"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

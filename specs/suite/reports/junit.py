@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
+from forebay.specs.suite.failure import rerun_command
+from forebay.specs.suite.summary import clause_lines
+
 _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 """Characters that XML 1.0 has no form for."""
 
 
 def junit_xml(record: Mapping[str, Any]) -> str:
     """One ``testsuite``; a failure and a problem of the run are failures, a test that was not run is an error."""
-    cases = [_case(result) for result in record["results"]]
+    cases = [_case(result, record["requested"]) for result in record["results"]]
     cases += [_problem(number, text) for number, text in enumerate(_run_faults(record), 1)]
     suite = ET.Element(
         "testsuite",
@@ -34,7 +37,7 @@ def junit_xml(record: Mapping[str, Any]) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(result: Mapping[str, Any]) -> ET.Element:
+def _case(result: Mapping[str, Any], backend: str) -> ET.Element:
     module, _, name = result["test"].partition("::")
     case = ET.Element(
         "testcase", classname=_clean(module.removesuffix(".py")), name=_clean(name), time=f"{result['seconds']:.3f}"
@@ -43,8 +46,9 @@ def _case(result: Mapping[str, Any]) -> ET.Element:
     _properties(case, [*marks, ("outcome", result["outcome"])])
     if result["outcome"] == "fail":
         failure = result["failure"] or {}
-        text = "\n".join(f"{part}: {failure[part]}" for part in ("input", "expected", "got") if failure.get(part))
-        _child(case, "failure", result["message"], text)
+        lines = [f"{part}: {failure[part]}" for part in ("input", "expected", "got") if failure.get(part)]
+        alone = f"run it alone: {rerun_command(backend, result['test'])}"
+        _child(case, "failure", result["message"], "\n".join([*clause_lines(result), *lines, alone]))
     elif result["outcome"] == "not-run":
         _child(case, "error", "not run", "")
     elif result["outcome"] in ("refused", "waived"):

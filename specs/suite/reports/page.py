@@ -11,8 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from forebay.specs.clauses import catalogue
-from forebay.specs.suite.failure import rerun_command
-from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, named, ran_on, refusals
+from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, declared, failed, named, ran_on, refusals
 
 TEMPLATE: Final = "page.html.jinja"
 _FLOOR: Final = 1e-10
@@ -28,18 +27,14 @@ def page(record: Record) -> str:
         {"id": clause, "title": contract[clause].title if clause in contract else "", "counts": counts}
         for clause, counts in clause_matrix(record).items()
     ]
-    failed = [
-        {**result, "rerun": rerun_command(record["requested"], result["test"])}
-        for result in record["results"]
-        if result["outcome"] == "fail"
-    ]
     return environment.get_template(TEMPLATE).render(
         record=record,
         named=named(record),
         ran_on=ran_on(record),
         outcomes=ORDER,
         rows=rows,
-        failed=failed,
+        failed=failed(record),
+        declared=declared(record),
         refusals=refusals(record),
         slowest=sorted(record["results"], key=lambda result: -result["seconds"])[:10],
         plot=error_plot(record),

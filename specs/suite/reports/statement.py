@@ -1,11 +1,12 @@
-"""The conformance statement: one page of Markdown that says what was shown, what was refused, and what was not."""
+"""The conformance statement: a page of Markdown that says what was shown, what was refused, and all that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from forebay.specs.driver import OWN_COUNTS
-from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, named, ran_on, refusals
+from forebay.specs.suite.record import clauses_of
+from forebay.specs.suite.reports.counting import ORDER, Record, clause_matrix, failed, named, ran_on, refusals
 
 _VERDICTS = {
     "conformant": "CONFORMANT: every test of the full profile was run, and none failed.",
@@ -14,8 +15,8 @@ _VERDICTS = {
     "passed with waivers": "NOT A FULL RUN: of what was asked {waived} failed and {are} waived; the rest passed.",
     "failed": "NOT CONFORMANT.",
 }
-_LISTED = {"refused": 10, "waived": 4, "fail": 3, "not-run": 3, "problem": 3}
-"""Entries of one list at most, so that all of it fits a page; the record has them all."""
+_LISTED = {"refused": 10, "waived": 4, "not-run": 3}
+"""Entries of one list at most, so that all of it fits a page where nothing failed; the record has them all."""
 _IN_A_LINE = 24
 """Entries at most of a list within a line."""
 _LONGEST = 300
@@ -55,9 +56,14 @@ def statement(record: Record) -> str:
         for waiver in record["waivers"]
     ]
     lines += _section("waived", "Waivers", len(waived), waived)
-    for outcome, title in (("fail", "Failed"), ("not-run", "Not run")):
-        tests = [result["test"] for result in record["results"] if result["outcome"] == outcome]
-        lines += _section(outcome, title, len(tests), tests)
+    wrong = failed(record)
+    lines += _section(
+        "fail", "Failed", len(wrong), [f"{each['test']} ({', '.join(clauses_of(each))})" for each in wrong]
+    )
+    if wrong:
+        lines += ["", "The first of them alone:", "", f"    {_line(wrong[0]['rerun'])}"]
+    left = [result["test"] for result in record["results"] if result["outcome"] == "not-run"]
+    lines += _section("not-run", "Not run", len(left), left)
     if record["problems"]:
         lines += _section("problem", "Problems of the run", len(record["problems"]), record["problems"])
     return "\n".join(lines) + "\n"
@@ -86,7 +92,7 @@ def _refused(record: Record) -> list[str]:
 
 
 def _section(kind: str, title: str, count: int, entries: Sequence[str]) -> list[str]:
-    most = _LISTED[kind]
+    most = _LISTED.get(kind, len(entries))
     listed = [f"- {_line(entry)}" for entry in entries[:most]]
     if len(entries) > most:
         listed.append(f"- and {len(entries) - most} more, in the record")

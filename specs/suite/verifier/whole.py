@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ MAY_BE_REFUSED: Final = (
 )
 """Capabilities that limit what a test can ask for."""
 _MUST_HAVE_RUN: Final = ("paged_decode", "gather", "write_kv", "stage")
+_ENDED: Final = {"fail": "failed", "refused": "was refused", "waived": "was waived", "not-run": "was not run"}
 
 Record = Mapping[str, Any]
 
@@ -75,15 +75,23 @@ def core_gaps(capabilities: Mapping[str, Any]) -> list[str]:
 
 def _never_shown(record: Record) -> Iterator[str]:
     """Clauses in force whose values, or refusals where they have no values, no test showed."""
-    seen: dict[str, dict[str, Counter[str]]] = {"refuses": {}, "clauses": {}}
+    kinds: dict[str, set[str]] = {}
     for result in record["results"]:
-        for kind, by_clause in seen.items():
+        for kind in ("clauses", "refuses"):
             for clause in result[kind]:
-                by_clause.setdefault(clause, Counter())[result["outcome"]] += 1
-    for clause, outcomes in {**seen["refuses"], **seen["clauses"]}.items():
-        if not outcomes["pass"]:
-            told = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in sorted(outcomes) if outcomes[outcome])
-            yield f"clause {clause} was never shown: {told}"
+                kinds.setdefault(clause, set()).add(kind)
+    known = list(catalogue().clauses)
+    for clause in sorted(kinds, key=lambda each: known.index(each) if each in known else len(known)):
+        kind = "clauses" if "clauses" in kinds[clause] else "refuses"
+        outcomes = [result["outcome"] for result in record["results"] if clause in result[kind]]
+        if "pass" in outcomes:
+            continue
+        of = "its values" if len(kinds[clause]) == 2 else "it"
+        if len(set(outcomes)) == 1:
+            yield f"clause {clause}: every test of {of} {_ENDED[outcomes[0]]} ({len(outcomes)})"
+        else:
+            told = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
+            yield f"clause {clause}: no test of {of} passed ({told})"
 
 
 def _never_launched(record: Record) -> Iterator[str]:
