@@ -285,7 +285,6 @@ def test_what_a_crash_or_an_interrupt_leaves_was_not_run(small: Small, kind: str
     [
         ("away", "BackendUnavailable: backend 'away' (call) cannot run here: no device found"),
         ("broken", "failed while its driver was loaded: OSError: libdevice.so: no such file"),
-        ("nosuch", "no backend 'nosuch' is installed"),
     ],
 )
 def test_a_backend_that_cannot_start_fails_with_its_cause(small: Small, elsewhere: Path, name: str, cause: str) -> None:
