@@ -13,28 +13,30 @@ from forebay.specs.suite.record import Record, clauses_of
 
 _ABOUT_OTHERS: Final = ("B", "G")
 """Groups of clauses about a backend and its judging as a whole: their tests fail too where a kernel is wrong."""
+_PLAINEST: Final = "test_plainest.py::"
+"""The plainest run there is: where it fails, most of the rest does."""
 
 
 def failures_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The failed results, those first that lie nearest to the cause.
 
     The main clause of a test is the first it names. Clauses are ordered by how many failed tests are about them, and come before those
-    about a backend as a whole; the first failure of each is told before the second of any.
+    about a backend as a whole; of equal ones that is first whose test names fewest others. The first failure of each clause is told
+    before the second of any, and the plainest run before all of them.
     """
     failed = [result for result in record["results"] if result["outcome"] == "fail"]
     about = Counter(map(_main, failed))
     place = {clause: number for number, clause in enumerate(catalogue().clauses)}
-
-    def near(clause: str) -> tuple[bool, int, int, str]:
-        return clause[:1] in _ABOUT_OTHERS, -about[clause], place.get(clause, len(place)), clause
-
     seen: Counter[str] = Counter()
-    again: list[bool] = []
-    for result in failed:
-        again.append(bool(seen[_main(result)]))
-        seen[_main(result)] += 1
-    order = sorted(range(len(failed)), key=lambda number: (again[number], near(_main(failed[number])), number))
-    return [failed[number] for number in order]
+    distances = []
+    for number, result in enumerate(failed):
+        clause = _main(result)
+        whole, last = clause[:1] in _ABOUT_OTHERS, len(place)
+        near = (whole, -about[clause], len(clauses_of(result)), place.get(clause, last), number)
+        plainest = result["test"].startswith(_PLAINEST)
+        distances.append((not plainest, bool(seen[clause]), near))
+        seen[clause] += 1
+    return [failed[near[-1]] for *_, near in sorted(distances)]
 
 
 def clause_lines(result: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,12 @@ def test_judging(backend: Backend) -> None:
     assert backend is None
 
 
-@pytest.mark.clause("L1")
+@pytest.mark.clause("L1", "D3", "C1")
+def test_composite(backend: Backend) -> None:
+    assert backend is None
+
+
+@pytest.mark.clause("L3")
 def test_layout(backend: Backend) -> None:
     assert backend is None
 
@@ -33,14 +38,25 @@ def test_decode(backend: Backend, n: int) -> None:
 """
 
 
+def test_the_plainest_run_is_told_before_all_else(small: Small) -> None:
+    small.add("test_cause.py", CAUSE_AND_EFFECTS)
+    small.add("test_plainest.py", '\n@pytest.mark.clause("B4")\ndef test_it(backend: Backend) -> None: assert 0\n')
+    said = small.forebay("conform", "sim", "--test", "test_cause.py", "--test", "test_plainest.py")
+    assert re.findall(r"^FAILED (\S+)$", said.out, re.MULTILINE)[:2] == [
+        "test_plainest.py::test_it",
+        "test_cause.py::test_decode[0]",
+    ]
+
+
 def test_the_likely_cause_is_told_first_and_not_every_case_in_full(small: Small) -> None:
     small.add("test_cause.py", CAUSE_AND_EFFECTS)
     tests = ("--test", "test_cause.py")
     said = small.forebay("conform", "sim", *tests)
     told = re.findall(r"^FAILED test_cause.py::(\S+)$", said.out, re.MULTILINE)
-    assert told == ["test_decode[0]", "test_layout", "test_judging", *(f"test_decode[{n}]" for n in range(1, 8))]
-    assert "\nAND 3 more failed; " in said.out
-    assert "\n  test_cause.py::test_decode (3 cases; D6)\n" in said.out
+    decoded = [f"test_decode[{n}]" for n in range(1, 7)]
+    assert told == ["test_decode[0]", "test_layout", "test_composite", "test_judging", *decoded]
+    assert "\nAND 4 more failed; " in said.out
+    assert "\n  test_cause.py::test_decode (4 cases; D6)\n" in said.out
     contract = catalogue()
     first = said.out[
         said.out.index("FAILED test_cause.py::test_decode[0]") : said.out.index("FAILED test_cause.py::test_layout")
@@ -48,7 +64,7 @@ def test_the_likely_cause_is_told_first_and_not_every_case_in_full(small: Small)
     assert f"  clause D6 ({contract.clause('D6').title}): {contract.clause('D6').text}\n" in first
     assert f"  also a test of: W5 ({contract.clause('W5').title})\n" in first
     assert contract.clause("W5").text not in said.out
-    assert len(re.findall(r"^FAILED ", small.forebay("conform", "sim", *tests, "--show", "13").out, re.MULTILINE)) == 13
+    assert len(re.findall(r"^FAILED ", small.forebay("conform", "sim", *tests, "--show", "14").out, re.MULTILINE)) == 14
 
 
 @pytest.mark.clause("G2")
@@ -60,7 +76,7 @@ def test_a_run_that_stops_at_so_many_failures_says_so(small: Small, options: tup
     why = f"after {failed} failure{'s' if failed > 1 else ''}, as asked by --maxfail"
     assert (record["stopped"], record["running"]) == (why, "")
     assert f"STOPPED {why}\n" in said.out
-    assert record["summary"]["not-run"] >= 13 - failed
+    assert record["summary"]["not-run"] >= 14 - failed
     assert record["counters"]["run"] >= 0
     assert small.forebay("conform", "--verify", "record.json").out == "record.json: valid\n"
 
