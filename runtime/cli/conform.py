@@ -157,7 +157,7 @@ def _finished(path: Path, ended: Ended, show: int) -> dict[str, Any]:
         made = assemble(entries)
         write_record(made, path)
         journal.unlink()
-        print("\n".join(summary_lines(made, show)))
+        print("", *summary_lines(made, show), sep="\n")  # pytest died in the middle of a line
         return made
     journal.unlink(missing_ok=True)
     if not path.exists() and ended.interrupted:

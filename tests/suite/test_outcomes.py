@@ -292,6 +292,7 @@ def test_a_backend_that_cannot_start_fails_with_its_cause(small: Small, elsewher
     assert said.code == 2
     assert f"STOPPED backend {name!r} cannot start: " in said.out
     assert said.out.count("cannot start") == 1
+    assert "asked for by" not in said.out
     assert f"\n{name} (full): nothing was judged: 0 pass, " in said.out
     assert cause in said.out
     assert "Traceback" not in said.out + said.err

@@ -81,6 +81,18 @@ def test_a_run_that_stops_at_so_many_failures_says_so(small: Small, options: tup
     assert small.forebay("conform", "--verify", "record.json").out == "record.json: valid\n"
 
 
+def test_what_failed_before_the_process_died_is_told(small: Small) -> None:
+    act = '@pytest.mark.clause("D1")\ndef test_dies(backend: Backend) -> None:\n    import os; os.abort()\n'
+    small.add("test_cause.py", f"{CAUSE_AND_EFFECTS}\n\n{act}")
+    said = small.forebay("conform", "sim", "--test", "test_cause.py", "--show", "2")
+    assert re.findall(r"^FAILED (\S+)$", said.out, re.MULTILINE) == [
+        "test_cause.py::test_decode[0]",
+        "test_cause.py::test_layout",
+    ]
+    assert "\nAND 12 more failed; " in said.out
+    assert "\nSTOPPED its process was killed by SIGABRT, in test_cause.py::test_dies\n" in said.out
+
+
 def test_the_summary_alone_counts_and_warnings_are_left_out(small: Small) -> None:
     small.add(
         "test_warns.py",
