@@ -164,7 +164,7 @@ def test_nothing_of_the_machines_own_pytest_reaches_a_fault(tmp_path: Path) -> N
         command, cwd=tmp_path, env=os.environ | meddled, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stdout.startswith("killed    "), done.stdout + done.stderr
-    assert "1 faults, 1 killed by a test of their clause, 0 not" in done.stdout
+    assert "1 fault, 1 killed by a test of their clause, 0 not" in done.stdout
     assert done.returncode == 0
 
 
