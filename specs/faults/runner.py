@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
+import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal
 from forebay.specs.errors import InvalidInput
 from forebay.specs.faults.catalogue import PLAINEST, UNSEEDED, Fault
 from forebay.specs.faults.seeding import check_applies, seed
+from forebay.specs.signals import ENDING, INTERRUPT
 
 Verdict = Literal[
     "killed", "survived", "killed by another clause", "killed otherwise", "too coarse", "no end", "does not apply"
@@ -28,6 +30,7 @@ FULL_TIMEOUT_S: Final = 1200.0
 """Longest time of one fault, for the tests of its clause and for the whole suite, on a machine that does other work too."""
 OWN: Final = Path(__file__).resolve().parents[2]
 """The folder of the package."""
+_ENDS: Final = frozenset(signal.Signals[name] for name in (*INTERRUPT, *ENDING) if name in signal.Signals.__members__)
 WHOLE: Final = "the whole suite"
 """What a process sends instead of a test's name, when no test of the clause fell."""
 
@@ -88,10 +91,12 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
     gc.freeze()
     try:
         broken = {fault.clause for fault in faults}
-        running.append(_Running(UNSEEDED, clauses, max(timeout_s, FULL_TIMEOUT_S), () if everything else broken))
+        with _undisturbed():
+            running.append(_Running(UNSEEDED, clauses, max(timeout_s, FULL_TIMEOUT_S), () if everything else broken))
         while waiting or running:
             while waiting and len(running) < workers:
-                running.append(_Running(waiting.pop(0), clauses, timeout_s))
+                with _undisturbed():
+                    running.append(_Running(waiting.pop(0), clauses, timeout_s))
             multiprocessing.connection.wait([one.end for one in running], timeout=1.0)
             for one in list(running):
                 result = one.result()
@@ -121,6 +126,23 @@ def _check_unseeded(result: Result) -> None:
         )
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that end this process come behind the block: who starts a process in it has noted it before, and can end it.
+
+    The process inherits this, and lifts it with :func:`_disturbed`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _disturbed() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+
+
 def _fork() -> multiprocessing.context.ForkContext:
     """Processes that begin as copies of this one.
 
@@ -145,19 +167,21 @@ def _warmed() -> dict[str, list[str]]:
     """
     end, there = _fork().Pipe(duplex=False)
     process = _fork().Process(target=_collect, args=(there,), daemon=True)
-    process.start()
-    there.close()
     clauses: dict[str, list[str]]
     names: list[str]
     try:
+        with _undisturbed():
+            process.start()
+        there.close()
         clauses, names = end.recv()
     except EOFError:
         raise InvalidInput(
             "no fault was seeded, and the suite cannot be collected; see forebay conform sim, and mend that first"
         ) from None
     finally:  # it has said all it has to say, or this process is to end: nothing of it may go on
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
         end.close()
     for name in names:
         if name not in sys.modules:
@@ -167,6 +191,7 @@ def _warmed() -> dict[str, list[str]]:
 
 
 def _collect(there: multiprocessing.connection.Connection) -> None:
+    _disturbed()
     from forebay.specs.faults.judging import collect, files_of, judge
 
     before = set(sys.modules)
@@ -247,6 +272,7 @@ def _seed_and_judge(
 
     It sends the name of each test that begins, and in the end a dictionary.
     """
+    _disturbed()
     try:
         check_applies(fault)
     except InvalidInput as error:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from forebay.specs.faults.catalogue import Fault, Patch, faults
 from forebay.specs.faults.results import Results
 from forebay.specs.faults.runner import Result, Verdict
 from forebay.specs.faults.runner import run as seed
+from forebay.specs.signals import ENDING, heard, interrupted_by
 from forebay.specs.sources import suite_hash
 
 ATTENTION = "forebay.backends.sim.attention"
@@ -175,6 +177,24 @@ def test_without_fork_faults_are_listed_and_running_says_what_it_needs(
     assert app.main(("faults", "--list")) == 0
     assert app.main(("faults", next(iter(faults())))) == 2
     assert "(fork)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["collecting", "without a fault", "with one"])
+def test_a_signal_behind_the_start_of_a_process_leaves_none(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment in which a process runs and nobody has noted it yet."""
+    started: list[multiprocessing.process.BaseProcess] = []
+    start = multiprocessing.context.ForkProcess.start
+
+    def and_signal(process: multiprocessing.context.ForkProcess) -> None:
+        start(process)
+        started.append(process)
+        if len(started) == number + 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", and_signal)
+    with heard(ENDING, interrupted_by), pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        list(seed([next(iter(faults().values()))], everything=False, workers=2))
+    assert [process.is_alive() for process in started] == [False] * (number + 1)
 
 
 def test_a_suite_that_cannot_be_collected_is_no_fault_s_doing(monkeypatch: pytest.MonkeyPatch) -> None:
