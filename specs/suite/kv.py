@@ -148,6 +148,12 @@ def row_bits(backend: Backend, pool: Pool, layer: int = 0) -> Array:
     return np.concatenate([bits(x).reshape(len(slots), -1) for x in rows], axis=1)
 
 
+def block_contents(backend: Backend, pool: Pool, blocks: Sequence[int]) -> list[Array]:
+    """What physical ``blocks`` hold, as the device stores it: an array whose first axis is the block for each Buffer of each layer."""
+    layers = range(pool.geometry.num_layers)
+    return [backend.fetch(buffer)[list(blocks)] for layer in layers for buffer in pool.storage(layer)]
+
+
 def changed_slots(before: Array, after: Array) -> list[int]:
     """The slots whose bytes differ between two results of :func:`row_bits`, ascending."""
     return [int(s) for s in np.flatnonzero((before != after).any(axis=1))]

@@ -1,4 +1,4 @@
-"""Steps of an engine until something holds, however the judged backend behaves."""
+"""Steps of an engine until something holds, however the judged backend behaves, and the clock it goes by."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+
+class Clock:
+    """An engine's clock that stands still: seconds, as the test sets them."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
 
 
 def step_until(engine: Any, holds: Callable[[], object]) -> None:

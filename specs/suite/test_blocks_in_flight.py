@@ -10,7 +10,7 @@ import pytest
 
 from forebay.specs import Backend, Ticket
 from forebay.specs.suite.kv import geometry, new_pool
-from forebay.specs.suite.stepping import step_until
+from forebay.specs.suite.stepping import Clock, step_until
 
 MakeEngine = Callable[..., Any]
 READ_BEHIND = 3
@@ -107,15 +107,6 @@ class Steps:
         self._allocator.free(free)
         assert not touched & {*free}, "a step in flight can touch a block that is free"
         return sum(self._allocator.references(block) == 0 for block in touched)
-
-
-class Clock:
-    """Seconds, as the test says."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def damage(backend: Backend, device: Any, slot: int, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from forebay.specs import Backend
 from forebay.specs.errors import InvalidLayout
-from forebay.specs.suite.kv import refused, same_arrays, unchanged
+from forebay.specs.suite.kv import block_contents, refused, same_arrays, unchanged
 from forebay.specs.suite.stepping import step_to
 from forebay.specs.testing import claiming
 
@@ -218,14 +218,10 @@ def test_a_cancelled_request_writes_nothing_any_more(
     assert len(gone.token_ids) > 3
     pool, blocks = internals.parts_of(engine).pool, list(gone.blocks)
     engine.cancel(gone)
-
-    def held_now() -> list[Any]:
-        return [backend.fetch(b)[blocks] for layer in range(pool.geometry.num_layers) for b in pool.storage(layer)]
-
-    before = held_now()
+    before = block_contents(backend, pool, blocks)
     while engine.has_work:
         engine.step()
-    same_arrays(held_now(), before)
+    same_arrays(block_contents(backend, pool, blocks), before)
     assert list(stays.token_ids) == alone[2]
 
 

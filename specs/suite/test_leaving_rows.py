@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from forebay.specs import Backend
-from forebay.specs.suite.kv import same_arrays
-from forebay.specs.suite.stepping import finish, step_to
+from forebay.specs.suite.kv import block_contents, same_arrays
+from forebay.specs.suite.stepping import Clock, finish, step_to
 
 MakeEngine = Callable[..., Any]
 SLOTS = 4
@@ -23,20 +23,6 @@ BUDGET = 8
 LATE = 5.0
 LEAVING: dict[str, dict[str, Any]] = {"preempted": {"priority": -1}, "deadline": {"deadline": LATE}}
 """Options of the request that is to leave, by the way it leaves."""
-
-
-class Clock:
-    """Seconds, as the test says."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def held_rows(backend: Backend, pool: Any, blocks: list[int]) -> list[Any]:
-    """The bytes of blocks, in every layer."""
-    return [backend.fetch(b)[blocks] for layer in range(pool.geometry.num_layers) for b in pool.storage(layer)]
 
 
 def text_that_comes_up(model: Any, tokens: list[int]) -> tuple[int, str]:
@@ -156,11 +142,11 @@ def test_a_row_whose_seed_was_cut_off_does_not_act(
         blocks = list(gone.blocks)
         assert gone.slot == 0
         engine.cancel(gone)
-        before = held_rows(backend, parts.pool, blocks)
+        before = block_contents(backend, parts.pool, blocks)
         for _ in range(2):
             engine.step()
             assert backend.fetch(parts.device.scalars["position"])[0] == -1
-        same_arrays(held_rows(backend, parts.pool, blocks), before)
+        same_arrays(block_contents(backend, parts.pool, blocks), before)
     assert cuts > len(parts.device.scalars), "every input is an upload of its own"
     engine.cancel(gone)
     finish(engine)
