@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from forebay.backends.torch_shared.guard import HostReadGuard
+from forebay.backends.torch_shared.namespace import TorchNamespace
 from forebay.specs.array_namespace import ArrayNamespace
 
-from .namespace import TorchNamespace
-from .tape import HostReadGuard, Recorder
+from .tape import Recorder
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152
 TORCH: Final = TorchNamespace()

@@ -25,14 +25,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.backends.torch_shared.guard import HostReadGuard
+from forebay.backends.torch_shared.namespace import TORCH_DTYPE, TorchNamespace
 from forebay.kernels.numba.workers import usable_cpus
 
 from .bench_capture import DIM, HIDDEN, TORCH, dense_step, make_weights
 from .kernel_calls import KernelCalls
 from .kernel_namespace import KernelNamespace
 from .memory import BufferMemory
-from .namespace import TORCH_DTYPE, TorchNamespace
-from .tape import HostReadGuard, Recorder
+from .tape import Recorder
 
 OPERATIONS: Final = ("linear", "rms_norm", "rope", "silu_mul", "argmax")
 _CEILING_BYTES: Final = 512 << 20

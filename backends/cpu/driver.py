@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.backends.torch_shared.guard import HostReadGuard
+from forebay.backends.torch_shared.namespace import TORCH_DTYPE, TorchNamespace
 from forebay.kernels.numba import paged_decode as attention
 from forebay.kernels.numba import rows
 from forebay.specs.attention import DecodeCall
@@ -26,8 +28,7 @@ from forebay.specs.write_loc import WriteLoc
 from .kernel_calls import KernelCalls
 from .kernel_namespace import KernelNamespace
 from .memory import BufferMemory, bits_of
-from .namespace import TORCH_DTYPE, TorchNamespace
-from .tape import HostReadGuard, Recorder, Tape
+from .tape import Recorder, Tape
 
 Views = tuple[HostArray, HostArray]
 MAX_THREADS = 256

@@ -12,12 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.backends.torch_shared.namespace import TorchNamespace
 from forebay.kernels.numba import draws, elementwise, thresholds
 from forebay.kernels.numba.linear import MAX_ROWS, prepare_linear
 
 from .kernel_calls import KernelCalls
 from .memory import bits_of
-from .namespace import TorchNamespace
 
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.backends.torch_shared.namespace import TORCH_DTYPE
 from forebay.specs.dtypes import BITS_DTYPE, HostArray
-
-from .namespace import TORCH_DTYPE
 
 _BLOCK_BYTES: Final = 32 << 20
 _SHARED: Final = range(64 << 10, _BLOCK_BYTES // 4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forebay.backends.cpu.memory import BufferMemory
-from forebay.backends.cpu.namespace import TorchNamespace
+from forebay.backends.torch_shared.namespace import TorchNamespace
 from forebay.kernels.numba.linear import MAX_ROWS
 from forebay.specs import Backend, Buffer, CaptureViolation, Segment, draws
 from forebay.specs.array_namespace import ArrayNamespace

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.backends.cpu.driver import CpuDriver
 from forebay.backends.cpu.kernel_namespace import KernelNamespace
-from forebay.backends.cpu.namespace import TorchNamespace
+from forebay.backends.torch_shared.namespace import TorchNamespace
 from forebay.runtime import Engine, Model, Request, SamplingParams
 from forebay.runtime import decode_step as decode_step_module
 from forebay.runtime.forward import HostForward

@@ -1,4 +1,4 @@
-"""``backend.xp`` over torch on the CPU: the operations of :class:`forebay.specs.ArrayNamespace`, result types fixed."""
+"""``backend.xp`` over torch: the operations of :class:`forebay.specs.ArrayNamespace`, result types fixed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCH_DTYPE: Final = MappingProxyType(
 
 
 class TorchNamespace:
-    """Array operations on torch CPU tensors. Nothing here reads a tensor's values on the host."""
+    """Array operations on torch tensors. Nothing here reads a tensor's values on the host."""
 
     def is_array(self, x: object) -> bool:
         """True for torch tensors."""

@@ -1,0 +1,1 @@
+"""What backends over torch have in common; no backend itself."""
