@@ -8,7 +8,7 @@ overridden runs in numpy through ``to_host`` and ``store``; the backend counts i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +37,22 @@ class ForeignMemory:
 
 OWN_COUNTS: Final = ("bytes_down", "waits")
 """Counts of its own that a driver may keep in ``info``, ints that only grow."""
+
+
+class LiveInfo(Mapping[str, Any]):
+    """What the device says about itself, asked anew at every look."""
+
+    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
+        self._describe = describe
+
+    def __getitem__(self, key: str) -> Any:
+        return self._describe()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._describe())
+
+    def __len__(self) -> int:
+        return len(self._describe())
 
 
 class Driver(ABC):

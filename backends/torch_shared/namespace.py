@@ -23,6 +23,11 @@ TORCH_DTYPE: Final = MappingProxyType(
 )
 
 
+def dtype_name(x: Tensor) -> str:
+    """The dtype's name without torch's prefix."""
+    return str(x.dtype).removeprefix("torch.")
+
+
 class TorchNamespace:
     """Array operations on torch tensors. Nothing here reads a tensor's values on the host."""
 
@@ -36,7 +41,7 @@ class TorchNamespace:
 
     def dtype(self, x: Tensor) -> str:
         """The dtype's name without torch's prefix."""
-        return str(x.dtype).removeprefix("torch.")
+        return dtype_name(x)
 
     # -- shape ---------------------------------------------------------------------------------------------------------
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:

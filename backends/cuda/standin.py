@@ -1,0 +1,335 @@
+"""A stand-in for a CUDA device, for kernels that Triton interprets: memory of its own, a stream, graphs, and CUDA's rules.
+
+Its tensors have sizes and strides but no data the host could read. An operation on them is put on the stream and done when somebody
+waits; until then its result is poison. While a graph is recorded nothing is done, and waiting, reading and blocking copies are errors,
+as on a device (CUDA C++ Programming Guide, "CUDA Graphs"). A copy from host memory takes what lies there when its turn comes, so
+that memory which is used again too early shows as wrong values. torch does the dense work, on the host's cores.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from forebay.backends.torch_shared.guard import DATA_DEPENDENT, storage_of
+
+Work = Callable[[], object]
+
+QUEUE_LIMIT: Final = 4096
+"""Entries beyond which the oldest half is done: results that nobody waits for would pile up."""
+HOST: Final = torch.device("cpu")
+
+
+class StandInTensor(torch.Tensor):
+    """Sizes and strides of device memory; whatever is done with it goes to the stream.
+
+    Attributes:
+        memory: the host tensor that stands for the device's memory; only work of the stream touches it.
+        stream: where operations go.
+    """
+
+    memory: Tensor
+    stream: Stream
+
+    @staticmethod
+    def __new__(cls, memory: Tensor, stream: Stream) -> StandInTensor:
+        """A handle to ``memory``."""
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001  (torch's way to such tensors)
+            cls,
+            memory.shape,
+            strides=memory.stride(),
+            storage_offset=memory.storage_offset(),
+            dtype=memory.dtype,
+            device=HOST,
+        )
+        made.memory, made.stream = memory, stream
+        return made  # type: ignore[no-any-return]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001  (operations are seen one level below)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"StandInTensor({str(self.dtype).removeprefix('torch.')}{list(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand an operation to the stream of its first tensor."""
+        kwargs = kwargs or {}
+        first = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, StandInTensor))
+        return first.stream.operate(func, args, kwargs)
+
+
+class StandInEvent:
+    """A place in the stream."""
+
+    def __init__(self, stream: Stream, serial: int) -> None:
+        self._stream = stream
+        self._serial = serial
+
+    def done(self) -> bool:
+        """Whether the stream got there."""
+        return self._stream.finished >= self._serial
+
+    def wait(self) -> None:
+        """Do the work up to there."""
+        self._stream.finish(self._serial)
+
+
+class StandInGraph:
+    """Recorded work."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.work: list[Work] = []
+
+    def replay(self) -> None:
+        """Put all of it on the stream."""
+        for entry in self.work:
+            self._stream.put(entry)
+
+    def release(self) -> None:
+        """Drop it."""
+        self.work = []
+
+
+class Stream:
+    """Work in the order it was asked for.
+
+    Attributes:
+        finished: how many entries were done.
+        graph: records what is asked for, instead of doing it; None outside of capture.
+        lost: why the device is lost, ``""`` while it is not.
+    """
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.graph: StandInGraph | None = None
+        self.lost = ""
+        self._entries: deque[Work] = deque()
+
+    @property
+    def asked(self) -> int:
+        """How many entries were put."""
+        return self.finished + len(self._entries)
+
+    def put(self, work: Work) -> None:
+        """Ask for work; while a graph is recorded it only remembers it."""
+        self._check()
+        if self.graph is not None:
+            self.graph.work.append(work)
+            return
+        self._entries.append(work)
+        if len(self._entries) > QUEUE_LIMIT:
+            self.finish(self.asked - QUEUE_LIMIT // 2)
+
+    def finish(self, serial: int) -> None:
+        """Do the first ``serial`` entries of all.
+
+        Raises:
+            RuntimeError: a graph is being recorded, or the device is lost, or an entry fails, which loses it.
+        """
+        self._check()
+        if self.graph is not None:
+            raise RuntimeError("CUDA's rules: waiting is not permitted while a stream is captured")
+        with np.errstate(all="ignore"), torch.no_grad():
+            while self.finished < serial:
+                try:
+                    self._entries.popleft()()
+                except BaseException as error:
+                    self.lost = f"{type(error).__name__}: {error}"
+                    self._entries.clear()
+                    raise
+                self.finished += 1
+
+    def synchronize(self) -> None:
+        """Do everything."""
+        self.finish(self.asked)
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> StandInTensor:
+        """Poisoned memory."""
+        made = torch.empty(tuple(shape), dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
+        made.view(torch.uint8).fill_(0xFF) if made.is_contiguous() and made.dim() else made.fill_(_poison(dtype))
+        return StandInTensor(made, self)
+
+    def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """One operation of torch: views at once, everything else on the stream.
+
+        Raises:
+            RuntimeError: it mixes memory of host and device, or reads values on the host while a graph is recorded.
+        """
+        name = func._schema.name  # noqa: SLF001  (the schema is how torch describes an operation)
+        if name == "aten::copy_":
+            return self._copy(*args, **kwargs)
+        if name == "aten::_to_copy" and kwargs.get("device") is not None:
+            raise RuntimeError("a tensor of the stand-in reaches the host by copy_ into pinned memory only")
+        _check_places(name, args, kwargs)
+        raw_args, raw = tree_map(_memory, (tuple(args), dict(kwargs)))
+        if func.is_view:
+            return tree_map(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
+        if not DATA_DEPENDENT.isdisjoint(func.tags) and name != "aten::index":
+            self.synchronize()
+            return tree_map(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
+        if func._schema.is_mutable:  # noqa: SLF001
+            self.put(lambda: func(*raw_args, **raw))
+            return kwargs.get("out", args[0])
+        return self._compute(func, args, kwargs, raw_args, raw)
+
+    def _compute(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], raw_args: Any, raw: dict[str, Any]
+    ) -> Any:
+        """Shapes now, values later."""
+        meta_args, meta = tree_map(_without_data, (tuple(args), dict(kwargs)))
+        shapes = func(*meta_args, **meta)
+        made = tree_map(lambda x: self.new(x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x, shapes)
+        targets = [x.memory for x in tree_leaves(made) if isinstance(x, StandInTensor)]
+
+        def work() -> None:
+            results = [x for x in tree_leaves(func(*raw_args, **raw)) if isinstance(x, Tensor)]
+            for target, result in zip(targets, results, strict=True):
+                target.copy_(result)
+
+        self.put(work)
+        return made
+
+    def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """``target.copy_(source)``; between host and device it is done at once unless it is asked for only."""
+        crosses = any(type(x) is Tensor and x.dim() for x in (target, source))
+        into, out_of = _memory(target), _memory(source)
+        if crosses and not non_blocking:
+            self.synchronize()
+            into.copy_(out_of)
+        else:
+            self.put(lambda: into.copy_(out_of))
+        return target
+
+    def _check(self) -> None:
+        if self.lost:
+            raise RuntimeError(f"the stand-in for a device is lost: {self.lost}")
+
+
+class StandIn:
+    """The platform of mode ``interpret``."""
+
+    def __init__(self) -> None:
+        self._stream = Stream()
+        self._foreign: list[Tensor] = []
+
+    def owns(self, x: Tensor) -> bool:
+        """Its own tensors, and those without data in which a step is rehearsed."""
+        return isinstance(x, StandInTensor) or x.is_meta
+
+    def memory_of(self, x: Tensor) -> int:
+        """That of the memory it stands for."""
+        return storage_of(x.memory if isinstance(x, StandInTensor) else x)
+
+    def address_of(self, x: Tensor) -> int:
+        """That of the memory it stands for."""
+        return (x.memory if isinstance(x, StandInTensor) else x).data_ptr()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that the system commits when it is touched; poison where it is small enough to be filled."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size <= POISONED_BYTES:
+            return self._stream.new(shape, dtype)
+        return StandInTensor(torch.from_numpy(np.empty(size, np.uint8)).view(dtype).reshape(tuple(shape)), self._stream)
+
+    def pinned(self, size: int) -> Tensor:
+        """Host memory."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def adopt(self, x: object, dtype: torch.dtype) -> Tensor | None:
+        """numpy's memory, which the host goes on seeing, or a tensor of this stream."""
+        if isinstance(x, StandInTensor):
+            return x.detach()
+        if not isinstance(x, np.ndarray):
+            return None
+        shared = torch.from_numpy(x.view(np.int16) if dtype == torch.bfloat16 else x).view(dtype)
+        self._foreign.append(shared)
+        return StandInTensor(shared, self._stream)
+
+    def forget(self, x: Tensor) -> None:
+        """Forget the memory."""
+        known = self.memory_of(x)
+        self._foreign = [memory for memory in self._foreign if storage_of(memory) != known]
+
+    def settle(self) -> None:
+        """Do everything, if the host sees any of the memory."""
+        if self._foreign and self._stream.graph is None:
+            self._stream.synchronize()
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Put a kernel on the stream.
+
+        Raises:
+            RuntimeError: a tensor among its arguments is the host's.
+        """
+        if 0 in grid:
+            return
+        _check_places(f"kernel {kernel.fn.__name__}", args, {})
+        raw = tree_map(_memory, args)
+        self._stream.put(lambda: kernel[grid](*raw, **constants))
+
+    def event(self) -> StandInEvent:
+        """Behind everything put so far."""
+        return StandInEvent(self._stream, self._stream.asked)
+
+    def synchronize(self) -> None:
+        """Do everything."""
+        self._stream.synchronize()
+
+    @contextmanager
+    def capture(self) -> Iterator[StandInGraph]:
+        """Record what is put."""
+        if self._stream.graph is not None:
+            raise RuntimeError("CUDA's rules: a stream that is captured cannot be captured again")
+        self._stream.graph = graph = StandInGraph(self._stream)
+        try:
+            yield graph
+        finally:
+            self._stream.graph = None
+
+    def lost(self, error: BaseException) -> bool:
+        """Once an entry failed."""
+        return bool(self._stream.lost)
+
+    def describe(self) -> Mapping[str, Any]:
+        """What is interpreted, and what has been asked for."""
+        return {"device": "Triton's interpreter on the host, behind a stand-in stream", "queued": self._stream.asked}
+
+    def close(self) -> None:
+        """Drop what is queued."""
+        self._foreign.clear()
+        self._stream = Stream()
+
+
+POISONED_BYTES: Final = 64 << 20
+"""Larger memory is left to the system, so that a pool larger than the machine's memory can be addressed."""
+
+
+def _memory(x: Any) -> Any:
+    return x.memory if isinstance(x, StandInTensor) else x
+
+
+def _without_data(x: Any) -> Any:
+    """A tensor's sizes and strides; torch's way to ask an operation what it would return."""
+    if isinstance(x, StandInTensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return x
+
+
+def _check_places(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    for x in tree_leaves((args, kwargs)):
+        if isinstance(x, Tensor) and not isinstance(x, StandInTensor) and x.dim() and not x.is_meta:
+            raise RuntimeError(f"{name}: a host tensor of shape {list(x.shape)} among tensors of the device")
+
+
+def _poison(dtype: torch.dtype) -> float:
+    return float("nan") if dtype.is_floating_point else (1 if dtype == torch.bool else -1)
