@@ -37,7 +37,8 @@ def bits_of(values: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
     """float32 values rounded to nearest even, as bits of ``TYPE`` (int32 or int16); a NaN stays one, and in bfloat16 becomes quiet."""
     if TYPE == tl.bfloat16:
         wide = values.to(tl.int32, bitcast=True)
-        rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
+        half = 0x7FFF + ((wide >> 16) & 1)
+        rounded = tl.add(wide, half, sanitize_overflow=False) >> 16  # only bits of a NaN overflow
         is_nan = (wide & 0x7FFFFFFF) > 0x7F800000
         return tl.where(is_nan, (wide >> 16) | 0x40, rounded).to(tl.int16)
     elif TYPE == tl.float16:

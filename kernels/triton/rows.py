@@ -131,74 +131,65 @@ def _served_rows(
     slot_stride: Any,
     partners: Any,
     partner_stride: Any,
+    dropped: Any,
     num_rows: Any,
     first_slot: Any,
     num_slots: Any,
 ) -> Any:
-    """(slot, whether the row is moved, whether it counts as dropped) of rows; a row whose partner does not check is not moved."""
+    """(slot, whether the row is moved) of rows. A row whose partner does not check is not moved; dropped ones are counted once."""
     inside = row < num_rows
     slot = tl.load(slots + row * slot_stride, mask=inside, other=-1)
     live = (slot >= first_slot) & (slot < num_slots)
-    padded = slot == -1
+    passed = live | (slot == -1)
     if partners is not None:
         partner = tl.load(partners + row * partner_stride, mask=inside, other=-1)
-        live = live & (partner >= first_slot) & (partner < num_slots)
-        padded = padded | (partner == -1)
-    return slot, live, (live | padded) == 0
-
-
-@triton.jit
-def _count_dropped(dropped: Any, counts: Any) -> None:
-    """Add the dropped rows of this program to ``dropped``, unless another program of the same rows does."""
+        partner_lives = (partner >= first_slot) & (partner < num_slots)
+        # A pad in either place is no drop, whatever the other place holds.
+        passed = (live & partner_lives) | (slot == -1) | (partner == -1)
+        live = live & partner_lives
     if dropped is not None:
-        number = tl.sum(counts.to(tl.int32), 0)
-        tl.atomic_add(dropped, number, mask=(number > 0) & (tl.program_id(1) == 0))
+        count = tl.sum((passed == 0).to(tl.int32), 0)
+        tl.atomic_add(dropped, count, mask=(count > 0) & (tl.program_id(1) == 0))
+    return slot.to(tl.int64), live
 
 
 @triton.jit
-def _pool_offsets(slot: Any, block_size: Any, head: Any, dim: Any, strides: Any) -> Any:
-    """Offsets ``[R, C]`` of elements ``(head, dim)`` ``[C]`` of the rows at ``slot [R]``."""
-    row = (slot // block_size).to(tl.int64) * strides[0] + (slot % block_size).to(tl.int64) * strides[1]
-    return row[:, None] + (head * strides[2] + dim * strides[3])[None, :]
+def _row_offsets(row: Any, column: Any, steps: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of ``row [R]``, int64, by :func:`_row_steps`."""
+    along = column.to(tl.int64) * steps[2] + (column // DIM).to(tl.int64) * steps[1]
+    return (row * steps[0])[:, None] + along[None, :]
 
 
 @triton.jit
-def _write_plane(
-    view: Any,
-    view_strides: Any,
-    rows: Any,
-    row_strides: Any,
-    row: Any,
-    slot: Any,
-    live: Any,
-    block_size: Any,
-    HEADS: tl.constexpr,  # noqa: N803
-    DIM: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-) -> None:
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    head, dim = (column // DIM).to(tl.int64), (column % DIM).to(tl.int64)
-    mask = live[:, None] & (column < HEADS * DIM)[None, :]
-    source = rows + (row * row_strides[0])[:, None] + (head * row_strides[1] + dim * row_strides[2])[None, :]
-    bits = recast(tl.load(as_integers(source), mask=mask), rows.dtype.element_ty, view.dtype.element_ty)
-    target = view + _pool_offsets(slot, block_size, head, dim, view_strides)
-    tl.store(as_integers(target), bits, mask=mask)
+def slot_offsets(slot: Any, column: Any, steps: Any, block_size: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of the rows at ``slot [R]``, int64, by :func:`slot_steps`."""
+    along = column.to(tl.int64) * steps[3] + (column // DIM).to(tl.int64) * steps[2]
+    return (slot * steps[1] + slot // block_size * steps[0])[:, None] + along[None, :]
+
+
+@triton.jit
+def column_mask(rows: Any, column: Any, WIDTH: tl.constexpr, COLUMNS: tl.constexpr) -> Any:  # noqa: N803
+    """``rows [R]`` that are true, at columns within the width ``[C]``."""
+    if WIDTH % COLUMNS == 0:
+        return rows[:, None]
+    else:
+        return rows[:, None] & (column < WIDTH)[None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def write_rows_kernel(
     k_view: Any,
-    k_view_strides: Any,
+    k_view_steps: Any,
     v_view: Any,
-    v_view_strides: Any,
+    v_view_steps: Any,
     slots: Any,
     slot_stride: Any,
     partners: Any,
     partner_stride: Any,
     k: Any,
-    k_strides: Any,
+    k_steps: Any,
     v: Any,
-    v_strides: Any,
+    v_steps: Any,
     dropped: Any,
     num_rows: Any,
     first_slot: Any,
@@ -207,58 +198,46 @@ def write_rows_kernel(
     HEADS: tl.constexpr,  # noqa: N803
     K_DIM: tl.constexpr,  # noqa: N803
     V_DIM: tl.constexpr,  # noqa: N803
+    ALIKE: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One program: columns of ``ROWS`` rows of K and V into the storage."""
+    """One program: columns of ``ROWS`` rows of K and V into the storage; ``ALIKE``: both have the same sizes and strides."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, live, lost = _served_rows(
-        row, slots, slot_stride, partners, partner_stride, num_rows, first_slot, num_slots
-    )
-    _count_dropped(dropped, lost)
-    _write_plane(k_view, k_view_strides, k, k_strides, row, slot, live, block_size, HEADS, K_DIM, COLUMNS)
-    if v_view is not None:
-        _write_plane(v_view, v_view_strides, v, v_strides, row, slot, live, block_size, HEADS, V_DIM, COLUMNS)
-
-
-@triton.jit
-def _read_plane(
-    view: Any,
-    view_strides: Any,
-    rows: Any,
-    row_strides: Any,
-    row: Any,
-    slot: Any,
-    live: Any,
-    num_rows: Any,
-    block_size: Any,
-    HEADS: tl.constexpr,  # noqa: N803
-    DIM: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-) -> None:
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    head, dim = (column // DIM).to(tl.int64), (column % DIM).to(tl.int64)
-    within = (column < HEADS * DIM)[None, :]
-    source = view + _pool_offsets(slot, block_size, head, dim, view_strides)
-    bits = tl.load(as_integers(source), mask=live[:, None] & within, other=0)
-    target = rows + (row * row_strides[0])[:, None] + (head * row_strides[1] + dim * row_strides[2])[None, :]
-    tl.store(as_integers(target), bits, mask=(row < num_rows)[:, None] & within)
+    slot, live = _served_rows(
+        row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
+    )
+    mask = column_mask(live, column, HEADS * K_DIM, COLUMNS)
+    source, target = (
+        _row_offsets(row, column, k_steps, K_DIM),
+        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
+    )
+    bits = tl.load(as_integers(k) + source, mask=mask)
+    tl.store(as_integers(k_view) + target, recast(bits, k.dtype.element_ty, k_view.dtype.element_ty), mask=mask)
+    if v_view is not None:
+        if not ALIKE:
+            mask = column_mask(live, column, HEADS * V_DIM, COLUMNS)
+            source = _row_offsets(row, column, v_steps, V_DIM)
+            target = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
+        bits = tl.load(as_integers(v) + source, mask=mask)
+        tl.store(as_integers(v_view) + target, recast(bits, v.dtype.element_ty, v_view.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def read_rows_kernel(
     k_view: Any,
-    k_view_strides: Any,
+    k_view_steps: Any,
     v_view: Any,
-    v_view_strides: Any,
+    v_view_steps: Any,
     slots: Any,
     slot_stride: Any,
     partners: Any,
     partner_stride: Any,
     k: Any,
-    k_strides: Any,
+    k_steps: Any,
     v: Any,
-    v_strides: Any,
+    v_steps: Any,
     dropped: Any,
     num_rows: Any,
     first_slot: Any,
@@ -267,18 +246,50 @@ def read_rows_kernel(
     HEADS: tl.constexpr,  # noqa: N803
     K_DIM: tl.constexpr,  # noqa: N803
     V_DIM: tl.constexpr,  # noqa: N803
+    ALIKE: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
     """One program: columns of ``ROWS`` rows of K and V out of the storage; rows that are not there become zero."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, live, lost = _served_rows(
-        row, slots, slot_stride, partners, partner_stride, num_rows, first_slot, num_slots
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot, live = _served_rows(
+        row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
     )
-    _count_dropped(dropped, lost)
-    _read_plane(k_view, k_view_strides, k, k_strides, row, slot, live, num_rows, block_size, HEADS, K_DIM, COLUMNS)
+    inside = row < num_rows
+    held, written = (
+        column_mask(live, column, HEADS * K_DIM, COLUMNS),
+        column_mask(inside, column, HEADS * K_DIM, COLUMNS),
+    )
+    source, target = (
+        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
+        _row_offsets(row, column, k_steps, K_DIM),
+    )
+    tl.store(as_integers(k) + target, tl.load(as_integers(k_view) + source, mask=held, other=0), mask=written)
     if v_view is not None:
-        _read_plane(v_view, v_view_strides, v, v_strides, row, slot, live, num_rows, block_size, HEADS, V_DIM, COLUMNS)
+        if not ALIKE:
+            held, written = (
+                column_mask(live, column, HEADS * V_DIM, COLUMNS),
+                column_mask(inside, column, HEADS * V_DIM, COLUMNS),
+            )
+            source = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
+            target = _row_offsets(row, column, v_steps, V_DIM)
+        tl.store(as_integers(v) + target, tl.load(as_integers(v_view) + source, mask=held, other=0), mask=written)
+
+
+def _row_steps(rows: Tensor) -> tuple[int, int, int]:
+    """Of rows ``[N, Hkv, D]``: elements from row to row, what one more head adds to a step of columns, from column to column.
+
+    A column counts on through the heads, so that its address needs a quotient and no remainder.
+    """
+    row, head, dim = rows.stride()
+    return row, head - rows.shape[2] * dim, dim
+
+
+def slot_steps(view: Tensor) -> tuple[int, int, int, int]:
+    """The same of a view ``[NB, BS, Hkv, D]`` by slots: what one more block adds to a step of slots comes first."""
+    block, token, head, dim = view.stride()
+    return block - view.shape[1] * token, token, head - view.shape[3] * dim, dim
 
 
 @dataclass(frozen=True)
@@ -304,24 +315,28 @@ class _Door:
         """Run ``kernel`` over all rows and columns."""
         num_rows, heads, k_dim = k.shape
         v_dim = 0 if v is None else v.shape[2]
-        rows = self.tiles.row_tile(num_rows)
-        columns = self.tiles.column_tile(heads * max(k_dim, v_dim))
+        k_steps, k_view_steps = _row_steps(k), slot_steps(self.k_view)
+        v_steps, v_view_steps = (
+            None if v is None else _row_steps(v),
+            None if self.v_view is None else slot_steps(self.v_view),
+        )
+        rows, columns = self.tiles.row_tile(num_rows), self.tiles.column_tile(heads * max(k_dim, v_dim))
         if num_rows:
             self.launch(
                 kernel,
                 (triton.cdiv(num_rows, rows), triton.cdiv(heads * max(k_dim, v_dim), columns)),
                 self.k_view,
-                tuple(self.k_view.stride()),
+                k_view_steps,
                 self.v_view,
-                None if self.v_view is None else tuple(self.v_view.stride()),
+                v_view_steps,
                 slots,
                 slots.stride(0),
                 partners,
                 None if partners is None else partners.stride(0),
                 k,
-                tuple(k.stride()),
+                k_steps,
                 v,
-                None if v is None else tuple(v.stride()),
+                v_steps,
                 dropped,
                 num_rows,
                 self.first_slot,
@@ -330,6 +345,7 @@ class _Door:
                 HEADS=heads,
                 K_DIM=k_dim,
                 V_DIM=v_dim,
+                ALIKE=(k_dim, k_steps, k_view_steps) == (v_dim, v_steps, v_view_steps),
                 ROWS=rows,
                 COLUMNS=columns,
             )
