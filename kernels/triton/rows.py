@@ -1,0 +1,429 @@
+"""The doors: how KV rows enter and leave paged storage (clauses L1, W6, W8).
+
+Storage is float32, bfloat16 or float16, seen through views ``[NB, BS, Hkv, D]`` of any strides. A slot is ``block * BS + offset``.
+One rule for every door: slot -1 is padding and is passed over; a slot below ``first_slot`` (the sink) or outside ``[0, num_slots)``
+is dropped and counted; nothing is ever wrapped or clamped. Addresses are computed in 64 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .bits import as_integers, recast
+from .launching import Empty, Launch, launch_now
+
+INVALID_SLOT: Final = tl.constexpr(-2)
+"""What a table entry or position that names no live row becomes: a slot that every door drops and counts."""
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """How much one program of a door does.
+
+    Attributes:
+        rows: rows of a program, a power of two.
+        columns: at most so many of the ``Hkv * D`` elements of a row, a power of two.
+        entries: entries of a table or list of ids that a program resolves, a power of two.
+        fitted: fewer rows where a call has fewer: worth it where a masked lane costs as much as another, not where each
+            size has to be compiled.
+    """
+
+    rows: int
+    columns: int
+    entries: int
+    fitted: bool
+
+    def row_tile(self, rows: int) -> int:
+        """Rows of a program of a call of ``rows``."""
+        return min(self.rows, triton.next_power_of_2(rows)) if self.fitted else self.rows
+
+    def column_tile(self, columns: int) -> int:
+        """Elements of a row that a program moves."""
+        return min(self.columns, triton.next_power_of_2(columns))
+
+
+DEVICE_TILES: Final = RowTiles(rows=4, columns=512, entries=128, fitted=False)
+INTERPRETER_TILES: Final = RowTiles(rows=512, columns=1024, entries=1024, fitted=True)
+
+
+@triton.jit
+def slots_from_table_kernel(
+    table: Any,
+    table_strides: Any,
+    positions: Any,
+    position_strides: Any,
+    slots: Any,
+    count: Any,
+    length: Any,
+    table_len: Any,
+    block_size: Any,
+    first_block: Any,
+    num_blocks: Any,
+    ENTRIES: tl.constexpr,  # noqa: N803
+) -> None:
+    """One program: the slots of ``ENTRIES`` positions; ``length`` positions share a row of the table."""
+    entry = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    inside = entry < count
+    row, step = entry // length, entry % length
+    position = tl.load(positions + row * position_strides[0] + step * position_strides[1], mask=inside, other=-1)
+    column = position // block_size
+    held = (position >= 0) & (column < table_len)
+    block = tl.load(table + row * table_strides[0] + column.to(tl.int64) * table_strides[1], mask=held, other=-1)
+    live = (block >= first_block) & (block < num_blocks)
+    slot = tl.where(live, block * block_size + position % block_size, INVALID_SLOT)
+    tl.store(slots + entry, tl.where(position == -1, -1, slot), mask=inside)
+
+
+def slots_from_table(
+    table: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    table_len: int,
+    block_size: int,
+    first_block: int,
+    num_blocks: int,
+    tiles: RowTiles = DEVICE_TILES,
+    launch: Launch = launch_now,
+) -> None:
+    """Slots of token positions through a block table.
+
+    Args:
+        table: int32 ``[B, width]``, any strides; only the first ``table_len`` columns are read.
+        positions: int32 ``[B]`` or ``[B, T]``, any strides; -1 gives slot -1.
+        slots: int32 ``[B * T]``, contiguous; written. A position without a live block gives :data:`INVALID_SLOT`.
+        table_len: number of columns that are blocks.
+        block_size: tokens a block.
+        first_block: lowest live block id (1 with a sink, else 0), not negative.
+        num_blocks: block ids from here on are invalid; ``num_blocks * block_size`` fits int32.
+    """
+    batch, length = positions.shape[0], positions.shape[1] if positions.ndim == 2 else 1
+    strides = (positions.stride(0), positions.stride(1) if positions.ndim == 2 else 0)
+    count = batch * length
+    if count:
+        launch(
+            slots_from_table_kernel,
+            (triton.cdiv(count, tiles.entries),),
+            table,
+            tuple(table.stride()),
+            positions,
+            strides,
+            slots,
+            count,
+            length,
+            table_len,
+            block_size,
+            first_block,
+            num_blocks,
+            ENTRIES=tiles.entries,
+        )
+
+
+@triton.jit
+def _served_rows(
+    row: Any,
+    slots: Any,
+    slot_stride: Any,
+    partners: Any,
+    partner_stride: Any,
+    dropped: Any,
+    num_rows: Any,
+    first_slot: Any,
+    num_slots: Any,
+) -> Any:
+    """(slot, whether the row is moved) of rows. A row whose partner does not check is not moved; dropped ones are counted once."""
+    inside = row < num_rows
+    slot = tl.load(slots + row * slot_stride, mask=inside, other=-1)
+    live = (slot >= first_slot) & (slot < num_slots)
+    passed = live | (slot == -1)
+    if partners is not None:
+        partner = tl.load(partners + row * partner_stride, mask=inside, other=-1)
+        partner_lives = (partner >= first_slot) & (partner < num_slots)
+        # A pad in either place is no drop, whatever the other place holds.
+        passed = (live & partner_lives) | (slot == -1) | (partner == -1)
+        live = live & partner_lives
+    if dropped is not None:
+        count = tl.sum((passed == 0).to(tl.int32), 0)
+        tl.atomic_add(dropped, count, mask=(count > 0) & (tl.program_id(1) == 0))
+    return slot.to(tl.int64), live
+
+
+@triton.jit
+def _row_offsets(row: Any, column: Any, steps: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of ``row [R]``, int64, by :func:`_row_steps`."""
+    along = column.to(tl.int64) * steps[2] + (column // DIM).to(tl.int64) * steps[1]
+    return (row * steps[0])[:, None] + along[None, :]
+
+
+@triton.jit
+def slot_offsets(slot: Any, column: Any, steps: Any, block_size: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of the rows at ``slot [R]``, int64, by :func:`slot_steps`."""
+    along = column.to(tl.int64) * steps[3] + (column // DIM).to(tl.int64) * steps[2]
+    return (slot * steps[1] + slot // block_size * steps[0])[:, None] + along[None, :]
+
+
+@triton.jit
+def column_mask(rows: Any, column: Any, WIDTH: tl.constexpr, COLUMNS: tl.constexpr) -> Any:  # noqa: N803
+    """``rows [R]`` that are true, at columns within the width ``[C]``."""
+    if WIDTH % COLUMNS == 0:
+        return rows[:, None]
+    else:
+        return rows[:, None] & (column < WIDTH)[None, :]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def write_rows_kernel(
+    k_view: Any,
+    k_view_steps: Any,
+    v_view: Any,
+    v_view_steps: Any,
+    slots: Any,
+    slot_stride: Any,
+    partners: Any,
+    partner_stride: Any,
+    k: Any,
+    k_steps: Any,
+    v: Any,
+    v_steps: Any,
+    dropped: Any,
+    num_rows: Any,
+    first_slot: Any,
+    num_slots: Any,
+    block_size: Any,
+    HEADS: tl.constexpr,  # noqa: N803
+    K_DIM: tl.constexpr,  # noqa: N803
+    V_DIM: tl.constexpr,  # noqa: N803
+    ALIKE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+) -> None:
+    """One program: columns of ``ROWS`` rows of K and V into the storage; ``ALIKE``: both have the same sizes and strides."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot, live = _served_rows(
+        row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
+    )
+    mask = column_mask(live, column, HEADS * K_DIM, COLUMNS)
+    source, target = (
+        _row_offsets(row, column, k_steps, K_DIM),
+        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
+    )
+    bits = tl.load(as_integers(k) + source, mask=mask)
+    tl.store(as_integers(k_view) + target, recast(bits, k.dtype.element_ty, k_view.dtype.element_ty), mask=mask)
+    if v_view is not None:
+        if not ALIKE:
+            mask = column_mask(live, column, HEADS * V_DIM, COLUMNS)
+            source = _row_offsets(row, column, v_steps, V_DIM)
+            target = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
+        bits = tl.load(as_integers(v) + source, mask=mask)
+        tl.store(as_integers(v_view) + target, recast(bits, v.dtype.element_ty, v_view.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def read_rows_kernel(
+    k_view: Any,
+    k_view_steps: Any,
+    v_view: Any,
+    v_view_steps: Any,
+    slots: Any,
+    slot_stride: Any,
+    partners: Any,
+    partner_stride: Any,
+    k: Any,
+    k_steps: Any,
+    v: Any,
+    v_steps: Any,
+    dropped: Any,
+    num_rows: Any,
+    first_slot: Any,
+    num_slots: Any,
+    block_size: Any,
+    HEADS: tl.constexpr,  # noqa: N803
+    K_DIM: tl.constexpr,  # noqa: N803
+    V_DIM: tl.constexpr,  # noqa: N803
+    ALIKE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+) -> None:
+    """One program: columns of ``ROWS`` rows of K and V out of the storage; rows that are not there become zero."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    slot, live = _served_rows(
+        row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
+    )
+    inside = row < num_rows
+    held, written = (
+        column_mask(live, column, HEADS * K_DIM, COLUMNS),
+        column_mask(inside, column, HEADS * K_DIM, COLUMNS),
+    )
+    source, target = (
+        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
+        _row_offsets(row, column, k_steps, K_DIM),
+    )
+    tl.store(as_integers(k) + target, tl.load(as_integers(k_view) + source, mask=held, other=0), mask=written)
+    if v_view is not None:
+        if not ALIKE:
+            held, written = (
+                column_mask(live, column, HEADS * V_DIM, COLUMNS),
+                column_mask(inside, column, HEADS * V_DIM, COLUMNS),
+            )
+            source = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
+            target = _row_offsets(row, column, v_steps, V_DIM)
+        tl.store(as_integers(v) + target, tl.load(as_integers(v_view) + source, mask=held, other=0), mask=written)
+
+
+def _row_steps(rows: Tensor) -> tuple[int, int, int]:
+    """Of rows ``[N, Hkv, D]``: elements from row to row, what one more head adds to a step of columns, from column to column.
+
+    A column counts on through the heads, so that its address needs a quotient and no remainder.
+    """
+    row, head, dim = rows.stride()
+    return row, head - rows.shape[2] * dim, dim
+
+
+def slot_steps(view: Tensor) -> tuple[int, int, int, int]:
+    """The same of a view ``[NB, BS, Hkv, D]`` by slots: what one more block adds to a step of slots comes first."""
+    block, token, head, dim = view.stride()
+    return block - view.shape[1] * token, token, head - view.shape[3] * dim, dim
+
+
+@dataclass(frozen=True)
+class _Door:
+    """One pool's views with the limits of its slots, and how its kernels are launched."""
+
+    k_view: Tensor
+    v_view: Tensor | None
+    first_slot: int
+    num_slots: int
+    tiles: RowTiles
+    launch: Launch
+
+    def move(
+        self,
+        kernel: Any,
+        slots: Tensor,
+        partners: Tensor | None,
+        k: Tensor,
+        v: Tensor | None,
+        dropped: Tensor | None,
+    ) -> None:
+        """Run ``kernel`` over all rows and columns."""
+        num_rows, heads, k_dim = k.shape
+        v_dim = 0 if v is None else v.shape[2]
+        k_steps, k_view_steps = _row_steps(k), slot_steps(self.k_view)
+        v_steps, v_view_steps = (
+            None if v is None else _row_steps(v),
+            None if self.v_view is None else slot_steps(self.v_view),
+        )
+        rows, columns = self.tiles.row_tile(num_rows), self.tiles.column_tile(heads * max(k_dim, v_dim))
+        if num_rows:
+            self.launch(
+                kernel,
+                (triton.cdiv(num_rows, rows), triton.cdiv(heads * max(k_dim, v_dim), columns)),
+                self.k_view,
+                k_view_steps,
+                self.v_view,
+                v_view_steps,
+                slots,
+                slots.stride(0),
+                partners,
+                None if partners is None else partners.stride(0),
+                k,
+                k_steps,
+                v,
+                v_steps,
+                dropped,
+                num_rows,
+                self.first_slot,
+                self.num_slots,
+                self.k_view.shape[1],
+                HEADS=heads,
+                K_DIM=k_dim,
+                V_DIM=v_dim,
+                ALIKE=(k_dim, k_steps, k_view_steps) == (v_dim, v_steps, v_view_steps),
+                ROWS=rows,
+                COLUMNS=columns,
+            )
+
+
+def write_rows(
+    k_view: Tensor,
+    v_view: Tensor | None,
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    dropped: Tensor | None,
+    *,
+    first_slot: int,
+    num_slots: int,
+    tiles: RowTiles = DEVICE_TILES,
+    launch: Launch = launch_now,
+) -> None:
+    """Write rows into paged storage; of rows that share a slot any one stays, element by element.
+
+    Args:
+        k_view: K storage ``[NB, BS, Hkv, Dk]``, float32, bfloat16 or float16, any strides; written.
+        v_view: V storage ``[NB, BS, Hkv, Dv]`` likewise, or None where V lives in K's columns (LATENT).
+        slots: int32 or int64 ``[N]``, any stride; -1 writes nothing.
+        k: rows ``[N, Hkv, Dk]`` of any of the three types, any strides, rounded to nearest even; the same type keeps its bits.
+        v: rows ``[N, Hkv, Dv]``, or None with ``v_view``.
+        dropped: int32 ``[1]``, to which the number of dropped rows is added; None counts nothing.
+        first_slot: lowest live slot (BS for a pool with a sink, else 0).
+        num_slots: ``NB * BS``; slots from here on are dropped.
+    """
+    _Door(k_view, v_view, first_slot, num_slots, tiles, launch).move(write_rows_kernel, slots, None, k, v, dropped)
+
+
+def read_rows(
+    k_view: Tensor,
+    v_view: Tensor | None,
+    slots: Tensor,
+    k_out: Tensor,
+    v_out: Tensor | None,
+    dropped: Tensor | None,
+    *,
+    first_slot: int,
+    num_slots: int,
+    tiles: RowTiles = DEVICE_TILES,
+    launch: Launch = launch_now,
+) -> None:
+    """Read rows bit for bit into ``k_out [N, Hkv, Dk]`` and ``v_out [N, Hkv, Dv]`` of the storage's type, any strides.
+
+    Every output row is written: a dropped slot (counted) and slot -1 (not counted) give a row of zeros. Other arguments as for
+    :func:`write_rows`.
+    """
+    _Door(k_view, v_view, first_slot, num_slots, tiles, launch).move(
+        read_rows_kernel, slots, None, k_out, v_out, dropped
+    )
+
+
+def copy_rows(
+    k_view: Tensor,
+    v_view: Tensor | None,
+    src_slots: Tensor,
+    dst_slots: Tensor,
+    dropped: Tensor | None,
+    *,
+    first_slot: int,
+    num_slots: int,
+    empty: Empty,
+    tiles: RowTiles = DEVICE_TILES,
+    launch: Launch = launch_now,
+) -> None:
+    """Copy rows from slot to slot, bit for bit, as if every row were read before any is written.
+
+    ``src_slots`` and ``dst_slots`` are int32 or int64 ``[N]``. A pair with -1 in either place copies nothing; a pair with a slot
+    outside ``[first_slot, num_slots)`` copies nothing and counts once in ``dropped``. ``empty`` gives scratch for N rows of K and V.
+    Other arguments as for :func:`write_rows`; a pool of several layers passes ``dropped`` for one of them.
+    """
+    door = _Door(k_view, v_view, first_slot, num_slots, tiles, launch)
+    count = src_slots.shape[0]
+    k = empty((count, *k_view.shape[2:]), k_view.dtype)
+    v = None if v_view is None else empty((count, *v_view.shape[2:]), v_view.dtype)
+    door.move(read_rows_kernel, src_slots, dst_slots, k, v, dropped)
+    door.move(write_rows_kernel, dst_slots, src_slots, k, v, None)

@@ -1,0 +1,116 @@
+"""Staging: blocks of a strided source into a pool, bit for bit (clauses S1, S2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .bits import as_integers
+from .launching import Launch, launch_now
+from .rows import DEVICE_TILES, RowTiles, column_mask, slot_offsets, slot_steps
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def stage_rows_kernel(
+    k_source: Any,
+    k_source_steps: Any,
+    v_source: Any,
+    v_source_steps: Any,
+    k_target: Any,
+    k_target_steps: Any,
+    v_target: Any,
+    v_target_steps: Any,
+    src_blocks: Any,
+    src_stride: Any,
+    dst_blocks: Any,
+    dst_stride: Any,
+    num_source_blocks: Any,
+    num_target_blocks: Any,
+    tokens: Any,
+    block_size: Any,
+    HEADS: tl.constexpr,  # noqa: N803
+    K_DIM: tl.constexpr,  # noqa: N803
+    V_DIM: tl.constexpr,  # noqa: N803
+    ALIKE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+) -> None:
+    """One program: columns of ``ROWS`` tokens of K and V."""
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place, inside = token // block_size, token < tokens
+    src = tl.load(src_blocks + place * src_stride, mask=inside, other=-1).to(tl.int64)
+    dst = tl.load(dst_blocks + place * dst_stride, mask=inside, other=-1).to(tl.int64)
+    moved = (src >= 0) & (src < num_source_blocks) & (dst >= 0) & (dst < num_target_blocks)
+    mask = column_mask(moved, column, HEADS * K_DIM, COLUMNS)
+    offset = token - place * block_size
+    source_slot, target_slot = src * block_size + offset, dst * block_size + offset
+    source = slot_offsets(source_slot, column, k_source_steps, block_size, K_DIM)
+    target = slot_offsets(target_slot, column, k_target_steps, block_size, K_DIM)
+    tl.store(as_integers(k_target) + target, tl.load(as_integers(k_source) + source, mask=mask), mask=mask)
+    if v_source is not None:
+        if not ALIKE:
+            mask = column_mask(moved, column, HEADS * V_DIM, COLUMNS)
+            source = slot_offsets(source_slot, column, v_source_steps, block_size, V_DIM)
+            target = slot_offsets(target_slot, column, v_target_steps, block_size, V_DIM)
+        tl.store(as_integers(v_target) + target, tl.load(as_integers(v_source) + source, mask=mask), mask=mask)
+
+
+def stage_rows(
+    k_source: Tensor,
+    v_source: Tensor | None,
+    k_target: Tensor,
+    v_target: Tensor | None,
+    src_blocks: Tensor,
+    dst_blocks: Tensor,
+    *,
+    tokens: int,
+    tiles: RowTiles = DEVICE_TILES,
+    launch: Launch = launch_now,
+) -> None:
+    """Copy the first ``tokens`` rows of a sequence of blocks; nothing else of the target is touched.
+
+    Args:
+        k_source: ``[M, BS, Hkv, Dk]``, any strides, readable by the device: an unbind(1) view of ``[M, 2, BS, Hkv, D]`` too.
+        v_source: ``[M, BS, Hkv, Dv]`` likewise, or None where V lives in K's columns.
+        k_target: ``[NB, BS, Hkv, Dk]`` of the same type, any strides; written.
+        v_target: ``[NB, BS, Hkv, Dv]``, written, or None with ``v_source``.
+        src_blocks: int32 ``[n]``, any stride: token i comes from block ``src_blocks[i // BS]``.
+        dst_blocks: int32 ``[n]``, any stride: and goes to ``dst_blocks[i // BS]``. A pair that is not of both memories moves nothing.
+        tokens: rows, at most ``n * BS``; the last block may be partial.
+    """
+    block_size, heads, k_dim = k_target.shape[1:]
+    v_dim = 0 if v_target is None else v_target.shape[3]
+    k_steps = slot_steps(k_source), slot_steps(k_target)
+    v_steps = None if v_source is None else slot_steps(v_source), None if v_target is None else slot_steps(v_target)
+    rows, columns = tiles.row_tile(tokens), tiles.column_tile(heads * max(k_dim, v_dim))
+    if tokens:
+        launch(
+            stage_rows_kernel,
+            (triton.cdiv(tokens, rows), triton.cdiv(heads * max(k_dim, v_dim), columns)),
+            k_source,
+            k_steps[0],
+            v_source,
+            v_steps[0],
+            k_target,
+            k_steps[1],
+            v_target,
+            v_steps[1],
+            src_blocks,
+            src_blocks.stride(0),
+            dst_blocks,
+            dst_blocks.stride(0),
+            k_source.shape[0],
+            k_target.shape[0],
+            tokens,
+            block_size,
+            HEADS=heads,
+            K_DIM=k_dim,
+            V_DIM=v_dim,
+            ALIKE=(k_dim, k_steps) == (v_dim, v_steps),
+            ROWS=rows,
+            COLUMNS=columns,
+        )
