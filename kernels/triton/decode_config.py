@@ -1,0 +1,120 @@
+"""Tile sizes of paged decode: one choice for devices, one for the interpreter, whose cost is a price an operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .launching import power_of_two
+
+LEAST_TILE = 16
+"""The least size of an operand of ``tl.dot``."""
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """Tile sizes, all powers of two, and launch options of one kind of decode.
+
+    Attributes:
+        block_m: query rows (a query of T times a query head of one KV head) of a program.
+        block_n: keys of a tile.
+        min_split: the least keys of a split, a multiple of ``block_n``.
+        max_splits: into how many splits a row is cut at most.
+        programs: most programs that share the splits of one query block; it changes no bit.
+        head_pieces: widths of the one or two tiles that cover head_dim; 0 for no second one.
+        value_pieces: the same of value_dim.
+        use_dot: products by ``tl.dot``, else by a reduction (one query row only).
+        num_warps: warps of a program.
+        num_stages: stages of a software pipeline.
+        reduce_rows: rows of a program that merges splits.
+        count_rows: rows of a program that counts invalid blocks.
+        count_columns: table columns of a tile there.
+        counters: most programs that share the columns of these rows.
+    """
+
+    block_m: int
+    block_n: int
+    min_split: int
+    max_splits: int
+    programs: int
+    head_pieces: tuple[int, int]
+    value_pieces: tuple[int, int]
+    use_dot: bool
+    num_warps: int
+    num_stages: int
+    reduce_rows: int
+    count_rows: int
+    count_columns: int
+    counters: int
+
+
+def pieces(dim: int, *, whole_up_to: int = 64) -> tuple[int, int]:
+    """Widths of the tiles that cover ``dim``: its largest power of two and one for the rest, or one where it wastes no more.
+
+    Up to ``whole_up_to`` it is one tile in any case.
+    """
+    padded = max(LEAST_TILE, power_of_two(dim))
+    main = padded // 2
+    rest = max(LEAST_TILE, power_of_two(dim - main))
+    if padded <= whole_up_to or main < LEAST_TILE or main + rest >= padded:
+        return padded, 0
+    return main, rest
+
+
+def decode_tiles(
+    q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, query_len: int, head_dim: int, value_dim: int
+) -> DecodeTiles:
+    """Tiles for a device: within 64 KiB of shared memory and without spills on sm_80, sm_90, sm_100, gfx942 and gfx950.
+
+    ``group`` is Hq / Hkv, ``query_len`` T. Nothing here depends on the batch or on lengths (a row's bits are its own).
+    """
+    single = group == 1 and query_len == 1
+    low = q_dtype == kv_dtype and kv_dtype != torch.float32
+    widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
+    rows = group * query_len
+    block_m = 1 if single else (16 if rows <= 16 or widest > 256 or not low else 32)
+    if low:
+        block_n = 64 if widest <= 128 else 32
+    else:
+        block_n = 32 if widest <= 128 else 16
+    return DecodeTiles(
+        block_m=block_m,
+        block_n=block_n,
+        min_split=256,
+        max_splits=32,
+        programs=32,
+        head_pieces=pieces(head_dim),
+        value_pieces=pieces(value_dim),
+        use_dot=not single,
+        num_warps=8 if widest > 256 else 4,
+        num_stages=2,
+        reduce_rows=1,
+        count_rows=1,
+        count_columns=256,
+        counters=16,
+    )
+
+
+def interpreted_tiles(
+    q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, query_len: int, head_dim: int, value_dim: int
+) -> DecodeTiles:
+    """Tiles for the interpreter: large ones, as it takes some 10 microseconds an operation, and one program a query block."""
+    single = group == 1 and query_len == 1
+    rows = max(LEAST_TILE, power_of_two(group * query_len))
+    return DecodeTiles(
+        block_m=1 if single else min(rows, 128),
+        block_n=512,
+        min_split=512,
+        max_splits=32,
+        programs=1,
+        head_pieces=pieces(head_dim, whole_up_to=256),
+        value_pieces=pieces(value_dim, whole_up_to=256),
+        use_dot=not single,
+        num_warps=4,
+        num_stages=1,
+        reduce_rows=256,
+        count_rows=64,
+        count_columns=256,
+        counters=1,
+    )
