@@ -246,7 +246,8 @@ class CudaDriver(Driver):
         """Pack the host blocks by their own strides into pinned memory; a kernel puts them where they belong."""
         with self._device():
             packed = [self.from_host(x[src_blocks], pool.geometry.dtype) for x in (k, v) if x is not None]
-            blocks = self.from_host(dst_blocks.astype(np.int32), "int32")
+            order = np.arange(len(dst_blocks))
+            blocks = self.from_host(np.stack((order, dst_blocks)).astype(np.int32), "int32")
             self._kernels.stage(pool, self._storage(pool, layer), packed, blocks, tokens)
             self._platform.settle()
 

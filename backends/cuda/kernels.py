@@ -49,6 +49,9 @@ class Kernels:
         """True for tensors that kernels can take."""
         return self._platform.owns(x)
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
     # -- memory and launches ---------------------------------------------------------------------------------------------
     def unseen(self) -> AbstractContextManager[None]:
         """Code that is no part of a Segment."""
@@ -137,12 +140,23 @@ class Kernels:
             )
 
     def stage(
-        self, pool: Pool, storage: tuple[Tensor, ...], packed: Sequence[Tensor], dst_blocks: Tensor, tokens: int
+        self, pool: Pool, storage: tuple[Tensor, ...], packed: Sequence[Tensor], blocks: Tensor, tokens: int
     ) -> None:
-        """``packed`` blocks ``[n, BS, Hkv, D]`` of K, and of V where it is stored, to the blocks ``dst_blocks`` int32 ``[n]``."""
-        views = kv_views(pool.layout, storage, pool.geometry)
-        for source, target in zip(packed, views, strict=False):  # LATENT keeps V inside K
-            staging.stage_rows(source, target, dst_blocks, tokens=tokens, tiles=self._tiles, launch=self.launch)
+        """``packed`` blocks ``[n, BS, Hkv, D]`` of K, and of V where it is stored, to pool blocks; ``blocks`` int32 ``[2, n]``: which, and
+        where to."""
+        k, v = kv_views(pool.layout, storage, pool.geometry)
+        both = len(packed) == 2  # LATENT keeps V inside K
+        staging.stage_rows(
+            packed[0],
+            packed[1] if both else None,
+            k,
+            v if both else None,
+            blocks[0],
+            blocks[1],
+            tokens=tokens,
+            tiles=self._tiles,
+            launch=self.launch,
+        )
 
     def _slots(self, pool: Pool, loc: WriteLoc) -> Tensor:
         """Flat int32 slots of a location; a table is lowered on the device."""
@@ -178,10 +192,6 @@ class Kernels:
         out = self.empty((batch, query_len, heads, g.value_dim), call.q.dtype)
         lse = self.empty((batch, query_len, heads), torch.float32)
         table, first_block, num_blocks = call.table, pool.first_block, g.num_blocks
-        if call.path == "gather":
-            call.gathered()
-            k, v, table = self._gathered(call, k, v)
-            first_block, num_blocks = 0, k.shape[0]
         attention.paged_decode(
             call.q,
             k,
@@ -199,6 +209,7 @@ class Kernels:
             softcap=call.softcap,
             sinks=call.sinks,
             tiles=self._decode_tiles(call, heads // g.num_kv_heads, query_len),
+            values_in_keys=pool.layout == "LATENT",
             empty=self.empty,
             launch=self.launch,
         )

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -302,7 +303,12 @@ class StandIn:
 
     def describe(self) -> Mapping[str, Any]:
         """What is interpreted, and what has been asked for."""
-        return {"device": "Triton's interpreter on the host, behind a stand-in stream", "queued": self._stream.asked}
+        return {
+            "device": "Triton's interpreter on the host, behind a stand-in for a stream",
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "numpy": np.__version__,
+        }
 
     def close(self) -> None:
         """Drop what is queued."""
