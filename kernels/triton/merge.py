@@ -1,0 +1,155 @@
+"""Merging partial attention results by their log-sum-exps, a few parts a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from .decode_reduce import LEAST
+from .launching import Empty, Launch, cdiv, launch_now, power_of_two
+
+AT_ONCE: Final = 8
+"""Parts that one launch merges into what the launches before it have merged."""
+
+
+@triton.jit
+def add_part(out: Any, lse: Any, out_row: Any, out_d: Any, lse_row: Any, row: Any, column: Any, held: Any, inside: Any, acc: Any, peak: Any, total: Any) -> Any:
+    """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing, whatever it holds."""
+    part_lse = tl.load(lse + row * lse_row, mask=held, other=float("-inf"))
+    there = part_lse > float("-inf")
+    part = tl.load((out + row * out_row)[:, None] + (column * out_d)[None, :], mask=there[:, None] & inside, other=0.0)
+    higher = tl.maximum(peak, part_lse)
+    shrink = tl.where(peak == higher, 1.0, tl.exp(peak - higher))  # an infinite LSE outweighs all others
+    share = tl.where(part_lse == higher, 1.0, tl.exp(part_lse - higher))
+    return acc * shrink[:, None] + share[:, None] * part.to(tl.float32), higher, total * shrink + share
+
+
+@triton.jit(do_not_specialize=["rows", "count", "merged"])
+def merge_kernel(
+    out0, out1, out2, out3, out4, out5, out6, out7, lse0, lse1, lse2, lse3, lse4, lse5, lse6, lse7,
+    or0, or1, or2, or3, or4, or5, or6, or7, od0, od1, od2, od3, od4, od5, od6, od7, lr0, lr1, lr2, lr3, lr4, lr5, lr6, lr7,
+    out, lse, sum_out, sum_peak, sum_total, rows, count, merged,
+    DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, FINAL: tl.constexpr,
+):  # fmt: skip
+    """Merge ``count`` parts into the sums of ``merged`` parts before them; FINAL writes ``out`` and ``lse``, else the sums."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    column = tl.arange(0, BLOCK_D).to(tl.int64)
+    held = row < rows
+    inside = held[:, None] & (column < DIM)[None, :]
+    flat = row[:, None] * DIM + column[None, :]
+    peak = tl.full([BLOCK_R], LEAST, tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    if merged > 0:
+        peak = tl.load(sum_peak + row, mask=held, other=0.0)
+        total = tl.load(sum_total + row, mask=held, other=0.0)
+        acc = tl.load(sum_out + flat, mask=inside, other=0.0)
+    acc, peak, total = add_part(out0, lse0, or0, od0, lr0, row, column, held, inside, acc, peak, total)
+    if count > 1:
+        acc, peak, total = add_part(out1, lse1, or1, od1, lr1, row, column, held, inside, acc, peak, total)
+    if count > 2:
+        acc, peak, total = add_part(out2, lse2, or2, od2, lr2, row, column, held, inside, acc, peak, total)
+    if count > 3:
+        acc, peak, total = add_part(out3, lse3, or3, od3, lr3, row, column, held, inside, acc, peak, total)
+    if count > 4:
+        acc, peak, total = add_part(out4, lse4, or4, od4, lr4, row, column, held, inside, acc, peak, total)
+    if count > 5:
+        acc, peak, total = add_part(out5, lse5, or5, od5, lr5, row, column, held, inside, acc, peak, total)
+    if count > 6:
+        acc, peak, total = add_part(out6, lse6, or6, od6, lr6, row, column, held, inside, acc, peak, total)
+    if count > 7:
+        acc, peak, total = add_part(out7, lse7, or7, od7, lr7, row, column, held, inside, acc, peak, total)
+    if FINAL:
+        some = total != 0.0
+        total = tl.where(some, total, 1.0)
+        tl.store(out + flat, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(lse + row, tl.where(some, peak + tl.log(total), float("-inf")), mask=held)
+    else:
+        tl.store(sum_out + flat, acc, mask=inside)
+        tl.store(sum_peak + row, peak, mask=held)
+        tl.store(sum_total + row, total, mask=held)
+
+
+def merge_partials(
+    outs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    empty: Empty,
+    rows_a_program: int = 16,
+    launch: Launch = launch_now,
+) -> None:
+    """The attention over the keys of all parts, from the results of each over its own.
+
+    A part whose LSE is -inf in a row saw no key there: it weighs nothing, and its output may hold anything. Sums run in float32.
+
+    Args:
+        outs: one or more ``[..., D]`` of one shape and dtype (float32, bfloat16, float16). The rows of each lie evenly spaced: all but
+            the last axis of its strides are those of one axis.
+        lses: as many float32 ``[...]``, natural logarithms, evenly spaced as well.
+        out: contiguous ``[..., D]`` in the dtype of ``outs``, written.
+        lse: contiguous float32 ``[...]``, written.
+        empty: makes scratch, for the sums of more than eight parts.
+        rows_a_program: rows that a program merges, a power of two.
+        launch: launches the kernel, once for each eight parts.
+
+    Raises:
+        ValueError: no parts, parts that do not belong together, or rows that are not evenly spaced.
+    """
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"got {len(outs)} outputs and {len(lses)} LSEs, expected as many, at least one")
+    for part, part_lse in zip((*outs, out), (*lses, lse), strict=True):
+        if part.shape != out.shape or part.dtype != out.dtype or part_lse.dtype != torch.float32:
+            raise ValueError(f"got a part {part.dtype} {list(part.shape)} with LSE {part_lse.dtype}, expected {out.dtype} {list(out.shape)}")
+        if tuple(part_lse.shape) != tuple(out.shape[:-1]):
+            raise ValueError(f"got an LSE {list(part_lse.shape)} for an output {list(out.shape)}")
+    dim = out.shape[-1]
+    rows = 1
+    for size in lse.shape:
+        rows *= size
+    if rows == 0:
+        return
+    sums = (out, lse, lse)
+    if len(outs) > AT_ONCE:
+        sums = (empty((rows, dim), torch.float32), empty((rows,), torch.float32), empty((rows,), torch.float32))
+    block_d = power_of_two(dim)
+    for first in range(0, len(outs), AT_ONCE):
+        some = list(range(first, min(first + AT_ONCE, len(outs))))
+        named = (some + [first] * AT_ONCE)[:AT_ONCE]
+        launch(
+            merge_kernel,
+            (cdiv(rows, rows_a_program),),
+            *(*(outs[i] for i in named), *(lses[i] for i in named)),
+            *(row_stride(tuple(outs[i].shape[:-1]), outs[i].stride()[:-1]) for i in named),
+            *(outs[i].stride(-1) for i in named),
+            *(row_stride(tuple(lses[i].shape), lses[i].stride()) for i in named),
+            *(out, lse, *sums, rows, len(some), first),
+            DIM=dim,
+            BLOCK_R=rows_a_program,
+            BLOCK_D=block_d,
+            FINAL=first + AT_ONCE >= len(outs),
+            num_warps=4,
+        )
+
+
+def row_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from one row to the next where the axes ``shape`` of all rows count as one.
+
+    Raises:
+        ValueError: the rows are not evenly spaced.
+    """
+    step, expected = 0, None
+    for size, own in zip(reversed(shape), reversed(stride), strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            step = own
+        elif own != expected:
+            raise ValueError(f"rows of shape {list(shape)} and strides {list(stride)} are not evenly spaced; make the tensor contiguous")
+        expected = own * size
+    return step
