@@ -1,1 +1,1 @@
-"""Kernels of paged decode, of the doors and of sampling in Triton: on CUDA and ROCm devices, and in Triton's interpreter."""
+"""Triton kernels for CUDA and ROCm devices: paged decode, gather, and merges of partial results. They know torch tensors, and nothing of Forebay."""

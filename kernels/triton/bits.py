@@ -1,18 +1,17 @@
 """Floats as integers: moves that keep every bit, and rounding to bfloat16 that is the same in the interpreter as on a device.
 
-A float32 to bfloat16 cast is wrong in Triton 3.7's interpreter, and a float move may quieten a NaN; integers do neither.
-Parameters of kernels are never annotated ``int``: Triton would read it as 32 bits and cut a stride.
-"""
+A float32 to bfloat16 cast is wrong in Triton 3.7's interpreter, and a float move may quieten a NaN; integers do neither."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import triton
 import triton.language as tl
 
+from .jit import jit
 
-@triton.jit
+
+@jit
 def as_integers(pointer: Any) -> Any:
     """A pointer, or a block of them, to elements of 4 or 2 bytes as pointers to int32 or int16."""
     if pointer.dtype.element_ty.primitive_bitwidth == 32:
@@ -21,8 +20,8 @@ def as_integers(pointer: Any) -> Any:
         return pointer.to(tl.pointer_type(tl.int16), bitcast=True)
 
 
-@triton.jit
-def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:
     """Bits of float32, bfloat16 or float16 (int32 or int16) as float32 values, exactly."""
     if TYPE == tl.bfloat16:
         return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -32,8 +31,8 @@ def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
         return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def bits_of(values: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def bits_of(values: Any, TYPE: tl.constexpr) -> Any:
     """float32 values rounded to nearest even, as bits of ``TYPE`` (int32 or int16); a NaN stays one, and in bfloat16 becomes quiet."""
     if TYPE == tl.bfloat16:
         wide = values.to(tl.int32, bitcast=True)
@@ -47,8 +46,8 @@ def bits_of(values: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
         return values.to(tl.int32, bitcast=True)
 
 
-@triton.jit
-def recast(bits: Any, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def recast(bits: Any, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> Any:
     """Bits of one float type as bits of another; the same type keeps its bits."""
     if SOURCE == TARGET:
         return bits

@@ -1,4 +1,4 @@
-"""How a kernel is launched and how scratch memory is had: both are handed to the wrappers, so that a caller may queue them."""
+"""How a wrapper launches its kernel and takes its scratch: both are handed in, so that a caller may queue or record them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 Launch = Callable[..., None]
-"""``launch(kernel, grid, *args, **meta)``: run ``kernel`` over ``grid`` once all that was launched before it has run."""
-
-Empty = Callable[[Sequence[int], torch.dtype], Tensor]
-"""``empty(shape, dtype)``: a contiguous device tensor whose content is anything."""
+"""``launch(kernel, grid, *args, **meta)``: run, queue or record one launch of a Triton kernel over ``grid`` (1 to 3 sizes)."""
+Empty = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""``empty(shape, dtype)``: contiguous scratch whose bytes may be anything; it lives until the launches of the call have ended."""
 
 
 def launch_now(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Launch on the current stream, or run in the interpreter."""
+    """Launch ``kernel`` on the current stream, or run it to its end where the process interprets Triton."""
     kernel[grid](*args, **meta)
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
