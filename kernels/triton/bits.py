@@ -4,15 +4,13 @@ A float32 to bfloat16 cast is wrong in Triton 3.7's interpreter, and a float mov
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from .jit import jit
 
 
 @jit
-def as_integers(pointer: Any) -> Any:
+def as_integers(pointer: tl.tensor) -> tl.tensor:
     """A pointer, or a block of them, to elements of 4 or 2 bytes as pointers to int32 or int16."""
     if pointer.dtype.element_ty.primitive_bitwidth == 32:
         return pointer.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -21,7 +19,7 @@ def as_integers(pointer: Any) -> Any:
 
 
 @jit
-def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:
+def float32_of(bits: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """Bits of float32, bfloat16 or float16 (int32 or int16) as float32 values, exactly."""
     if TYPE == tl.bfloat16:
         return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -32,7 +30,7 @@ def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:
 
 
 @jit
-def bits_of(values: Any, TYPE: tl.constexpr) -> Any:
+def bits_of(values: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """float32 values rounded to nearest even, as bits of ``TYPE`` (int32 or int16); a NaN stays one, and in bfloat16 becomes quiet."""
     if TYPE == tl.bfloat16:
         wide = values.to(tl.int32, bitcast=True)
@@ -47,7 +45,7 @@ def bits_of(values: Any, TYPE: tl.constexpr) -> Any:
 
 
 @jit
-def recast(bits: Any, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> Any:
+def recast(bits: tl.tensor, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> tl.tensor:
     """Bits of one float type as bits of another; the same type keeps its bits."""
     if SOURCE == TARGET:
         return bits

@@ -57,17 +57,17 @@ INTERPRETER_TILES: Final = RowTiles(rows=512, columns=1024, entries=1024, fitted
 
 @jit
 def slots_from_table_kernel(
-    table: Any,
-    table_strides: Any,
-    positions: Any,
-    position_strides: Any,
-    slots: Any,
-    count: Any,
-    length: Any,
-    table_len: Any,
-    block_size: Any,
-    first_block: Any,
-    num_blocks: Any,
+    table: tl.tensor,
+    table_strides: tl.tuple,
+    positions: tl.tensor,
+    position_strides: tl.tuple,
+    slots: tl.tensor,
+    count: tl.tensor,
+    length: tl.tensor,
+    table_len: tl.tensor,
+    block_size: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
     ENTRIES: tl.constexpr,
 ) -> None:
     """One program: the slots of ``ENTRIES`` positions; ``length`` positions share a row of the table."""
@@ -130,16 +130,16 @@ def slots_from_table(
 
 @jit
 def _served_rows(
-    row: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-) -> Any:
+    row: tl.tensor,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+) -> tl.tensor:
     """(slot, whether the row is moved) of rows. A row whose partner does not check is not moved; dropped ones are counted once."""
     inside = row < num_rows
     slot = tl.load(slots + row * slot_stride, mask=inside, other=-1)
@@ -158,21 +158,25 @@ def _served_rows(
 
 
 @jit
-def _row_offsets(row: Any, column: Any, steps: Any, DIM: tl.constexpr) -> Any:
+def _row_offsets(row: tl.tensor, column: tl.tensor, steps: tl.tuple, DIM: tl.constexpr) -> tl.tensor:
     """Offsets int64 ``[R, C]`` of elements ``column [C]`` of ``row [R]``, int64, by :func:`_row_steps`."""
     along = column.to(tl.int64) * steps[2] + (column // DIM).to(tl.int64) * steps[1]
     return (row * steps[0])[:, None] + along[None, :]
 
 
 @jit
-def slot_offsets(slot: Any, column: Any, steps: Any, block_size: Any, DIM: tl.constexpr) -> Any:
+def slot_offsets(
+    slot: tl.tensor, column: tl.tensor, steps: tl.tuple, block_size: tl.tensor, DIM: tl.constexpr
+) -> tl.tensor:
     """Offsets int64 ``[R, C]`` of elements ``column [C]`` of the rows at ``slot [R]``, int64, by :func:`slot_steps`."""
     along = column.to(tl.int64) * steps[3] + (column // DIM).to(tl.int64) * steps[2]
     return (slot * steps[1] + slot // block_size * steps[0])[:, None] + along[None, :]
 
 
 @jit
-def column_mask(rows: Any, column: Any, WIDTH: tl.constexpr, OTHER: tl.constexpr, COLUMNS: tl.constexpr) -> Any:
+def column_mask(
+    rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, OTHER: tl.constexpr, COLUMNS: tl.constexpr
+) -> tl.tensor:
     """``rows [R]`` that are true, at columns ``[C]`` below WIDTH; programs go as far as the wider of WIDTH and OTHER."""
     if WIDTH % COLUMNS == 0 and WIDTH >= OTHER:
         return rows[:, None]
@@ -182,23 +186,23 @@ def column_mask(rows: Any, column: Any, WIDTH: tl.constexpr, OTHER: tl.constexpr
 
 @kernel(general=("num_rows",))
 def write_rows_kernel(
-    k_view: Any,
-    k_view_steps: Any,
-    v_view: Any,
-    v_view_steps: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    k: Any,
-    k_steps: Any,
-    v: Any,
-    v_steps: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-    block_size: Any,
+    k_view: tl.tensor,
+    k_view_steps: tl.tuple,
+    v_view: tl.tensor,
+    v_view_steps: tl.tuple,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    k: tl.tensor,
+    k_steps: tl.tuple,
+    v: tl.tensor,
+    v_steps: tl.tuple,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+    block_size: tl.tensor,
     HEADS: tl.constexpr,
     K_DIM: tl.constexpr,
     V_DIM: tl.constexpr,
@@ -228,23 +232,23 @@ def write_rows_kernel(
 
 @kernel(general=("num_rows",))
 def read_rows_kernel(
-    k_view: Any,
-    k_view_steps: Any,
-    v_view: Any,
-    v_view_steps: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    k: Any,
-    k_steps: Any,
-    v: Any,
-    v_steps: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-    block_size: Any,
+    k_view: tl.tensor,
+    k_view_steps: tl.tuple,
+    v_view: tl.tensor,
+    v_view_steps: tl.tuple,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    k: tl.tensor,
+    k_steps: tl.tuple,
+    v: tl.tensor,
+    v_steps: tl.tuple,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+    block_size: tl.tensor,
     HEADS: tl.constexpr,
     K_DIM: tl.constexpr,
     V_DIM: tl.constexpr,

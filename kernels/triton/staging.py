@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 import triton.language as tl
@@ -16,22 +14,22 @@ from .rows import DEVICE_TILES, RowTiles, column_mask, slot_offsets, slot_steps
 
 @kernel(general=("tokens",))
 def stage_rows_kernel(
-    k_source: Any,
-    k_source_steps: Any,
-    v_source: Any,
-    v_source_steps: Any,
-    k_target: Any,
-    k_target_steps: Any,
-    v_target: Any,
-    v_target_steps: Any,
-    src_blocks: Any,
-    src_stride: Any,
-    dst_blocks: Any,
-    dst_stride: Any,
-    num_source_blocks: Any,
-    num_target_blocks: Any,
-    tokens: Any,
-    block_size: Any,
+    k_source: tl.tensor,
+    k_source_steps: tl.tuple,
+    v_source: tl.tensor,
+    v_source_steps: tl.tuple,
+    k_target: tl.tensor,
+    k_target_steps: tl.tuple,
+    v_target: tl.tensor,
+    v_target_steps: tl.tuple,
+    src_blocks: tl.tensor,
+    src_stride: tl.tensor,
+    dst_blocks: tl.tensor,
+    dst_stride: tl.tensor,
+    num_source_blocks: tl.tensor,
+    num_target_blocks: tl.tensor,
+    tokens: tl.tensor,
+    block_size: tl.tensor,
     HEADS: tl.constexpr,
     K_DIM: tl.constexpr,
     V_DIM: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 import triton.language as tl
@@ -15,18 +13,18 @@ from .rows import DEVICE_TILES, RowTiles
 
 @kernel(general=("count", "width"))
 def translate_kernel(
-    ids: Any,
-    id_strides: Any,
-    page_map: Any,
-    map_stride: Any,
-    map_length: Any,
-    out: Any,
-    out_strides: Any,
-    missed: Any,
-    count: Any,
-    width: Any,
-    block_size: Any,
-    num_blocks: Any,
+    ids: tl.tensor,
+    id_strides: tl.tuple,
+    page_map: tl.tensor,
+    map_stride: tl.tensor,
+    map_length: tl.tensor,
+    out: tl.tensor,
+    out_strides: tl.tuple,
+    missed: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    block_size: tl.tensor,
+    num_blocks: tl.tensor,
     ENTRIES: tl.constexpr,
 ) -> None:
     """One program: ``ENTRIES`` ids, counted along rows of ``width``."""
