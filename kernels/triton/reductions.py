@@ -141,7 +141,7 @@ def _times(x: tl.tensor, factor: tl.constexpr) -> tl.tensor:
     return tl.mul(x, tl.full((), factor, tl.uint32), sanitize_overflow=False)
 
 
-@kernel(general=("num_rows", "width"))
+@kernel(general=("num_rows",))
 def gumbel_kernel(
     keys: tl.tensor,
     key_step: tl.tensor,
@@ -202,7 +202,7 @@ def gumbel(
         )
 
 
-@kernel(general=("num_rows", "width"))
+@kernel(general=("num_rows",))
 def penalise_kernel(
     x: tl.tensor,
     row_step: tl.tensor,

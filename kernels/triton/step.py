@@ -21,7 +21,7 @@ def _ranked(bits: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     return tl.where(size > 0x7F800000, 0x7FFFFFFF, tl.where(wide < 0, -size, size))
 
 
-@kernel(general=("num_rows", "width"))
+@kernel(general=("num_rows",))
 def largest_places_kernel(
     x: tl.tensor,
     row_step: tl.tensor,
