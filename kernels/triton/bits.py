@@ -1,19 +1,16 @@
 """Floats as integers: moves that keep every bit, and rounding to bfloat16 that is the same in the interpreter as on a device.
 
-A float32 to bfloat16 cast is wrong in Triton 3.7's interpreter, and a float move may quieten a NaN; integers do neither.
-Parameters of kernels are never annotated ``int``: Triton would read it as 32 bits and cut a stride.
-"""
+A float32 to bfloat16 cast is wrong in Triton 3.7's interpreter, and a float move may quieten a NaN; integers do neither."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import triton
 import triton.language as tl
 
+from .jit import jit
 
-@triton.jit
-def as_integers(pointer: Any) -> Any:
+
+@jit
+def as_integers(pointer: tl.tensor) -> tl.tensor:
     """A pointer, or a block of them, to elements of 4 or 2 bytes as pointers to int32 or int16."""
     if pointer.dtype.element_ty.primitive_bitwidth == 32:
         return pointer.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -21,8 +18,8 @@ def as_integers(pointer: Any) -> Any:
         return pointer.to(tl.pointer_type(tl.int16), bitcast=True)
 
 
-@triton.jit
-def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def float32_of(bits: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """Bits of float32, bfloat16 or float16 (int32 or int16) as float32 values, exactly."""
     if TYPE == tl.bfloat16:
         return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -32,8 +29,8 @@ def float32_of(bits: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
         return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def bits_of(values: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def bits_of(values: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """float32 values rounded to nearest even, as bits of ``TYPE`` (int32 or int16); a NaN stays one, and in bfloat16 becomes quiet."""
     if TYPE == tl.bfloat16:
         wide = values.to(tl.int32, bitcast=True)
@@ -47,8 +44,8 @@ def bits_of(values: Any, TYPE: tl.constexpr) -> Any:  # noqa: N803
         return values.to(tl.int32, bitcast=True)
 
 
-@triton.jit
-def recast(bits: Any, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def recast(bits: tl.tensor, SOURCE: tl.constexpr, TARGET: tl.constexpr) -> tl.tensor:
     """Bits of one float type as bits of another; the same type keeps its bits."""
     if SOURCE == TARGET:
         return bits

@@ -10,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import triton
-import triton.language as tl
+import torch
 from torch import Tensor
 
+import triton.language as tl
+
 from .bits import as_integers, recast
-from .launching import Empty, Launch, launch_now
+from .jit import jit, kernel
+from .launching import Empty, Launch, cdiv, launch_now, power_of_two
+
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 INVALID_SLOT: Final = tl.constexpr(-2)
 """What a table entry or position that names no live row becomes: a slot that every door drops and counts."""
@@ -40,31 +44,31 @@ class RowTiles:
 
     def row_tile(self, rows: int) -> int:
         """Rows of a program of a call of ``rows``."""
-        return min(self.rows, triton.next_power_of_2(rows)) if self.fitted else self.rows
+        return min(self.rows, power_of_two(rows)) if self.fitted else self.rows
 
     def column_tile(self, columns: int) -> int:
         """Elements of a row that a program moves."""
-        return min(self.columns, triton.next_power_of_2(columns))
+        return min(self.columns, power_of_two(columns))
 
 
 DEVICE_TILES: Final = RowTiles(rows=4, columns=512, entries=128, fitted=False)
 INTERPRETER_TILES: Final = RowTiles(rows=512, columns=1024, entries=1024, fitted=True)
 
 
-@triton.jit
+@jit
 def slots_from_table_kernel(
-    table: Any,
-    table_strides: Any,
-    positions: Any,
-    position_strides: Any,
-    slots: Any,
-    count: Any,
-    length: Any,
-    table_len: Any,
-    block_size: Any,
-    first_block: Any,
-    num_blocks: Any,
-    ENTRIES: tl.constexpr,  # noqa: N803
+    table: tl.tensor,
+    table_strides: tl.tuple,
+    positions: tl.tensor,
+    position_strides: tl.tuple,
+    slots: tl.tensor,
+    count: tl.tensor,
+    length: tl.tensor,
+    table_len: tl.tensor,
+    block_size: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
+    ENTRIES: tl.constexpr,
 ) -> None:
     """One program: the slots of ``ENTRIES`` positions; ``length`` positions share a row of the table."""
     entry = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
@@ -108,7 +112,7 @@ def slots_from_table(
     if count:
         launch(
             slots_from_table_kernel,
-            (triton.cdiv(count, tiles.entries),),
+            (cdiv(count, tiles.entries),),
             table,
             tuple(table.stride()),
             positions,
@@ -124,18 +128,18 @@ def slots_from_table(
         )
 
 
-@triton.jit
+@jit
 def _served_rows(
-    row: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-) -> Any:
+    row: tl.tensor,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+) -> tl.tensor:
     """(slot, whether the row is moved) of rows. A row whose partner does not check is not moved; dropped ones are counted once."""
     inside = row < num_rows
     slot = tl.load(slots + row * slot_stride, mask=inside, other=-1)
@@ -153,54 +157,58 @@ def _served_rows(
     return slot.to(tl.int64), live
 
 
-@triton.jit
-def _row_offsets(row: Any, column: Any, steps: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def _row_offsets(row: tl.tensor, column: tl.tensor, steps: tl.tuple, DIM: tl.constexpr) -> tl.tensor:
     """Offsets int64 ``[R, C]`` of elements ``column [C]`` of ``row [R]``, int64, by :func:`_row_steps`."""
     along = column.to(tl.int64) * steps[2] + (column // DIM).to(tl.int64) * steps[1]
     return (row * steps[0])[:, None] + along[None, :]
 
 
-@triton.jit
-def slot_offsets(slot: Any, column: Any, steps: Any, block_size: Any, DIM: tl.constexpr) -> Any:  # noqa: N803
+@jit
+def slot_offsets(
+    slot: tl.tensor, column: tl.tensor, steps: tl.tuple, block_size: tl.tensor, DIM: tl.constexpr
+) -> tl.tensor:
     """Offsets int64 ``[R, C]`` of elements ``column [C]`` of the rows at ``slot [R]``, int64, by :func:`slot_steps`."""
     along = column.to(tl.int64) * steps[3] + (column // DIM).to(tl.int64) * steps[2]
     return (slot * steps[1] + slot // block_size * steps[0])[:, None] + along[None, :]
 
 
-@triton.jit
-def column_mask(rows: Any, column: Any, WIDTH: tl.constexpr, COLUMNS: tl.constexpr) -> Any:  # noqa: N803
-    """``rows [R]`` that are true, at columns within the width ``[C]``."""
-    if WIDTH % COLUMNS == 0:
+@jit
+def column_mask(
+    rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, OTHER: tl.constexpr, COLUMNS: tl.constexpr
+) -> tl.tensor:
+    """``rows [R]`` that are true, at columns ``[C]`` below WIDTH; programs go as far as the wider of WIDTH and OTHER."""
+    if WIDTH % COLUMNS == 0 and WIDTH >= OTHER:
         return rows[:, None]
     else:
         return rows[:, None] & (column < WIDTH)[None, :]
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(general=("num_rows",))
 def write_rows_kernel(
-    k_view: Any,
-    k_view_steps: Any,
-    v_view: Any,
-    v_view_steps: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    k: Any,
-    k_steps: Any,
-    v: Any,
-    v_steps: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-    block_size: Any,
-    HEADS: tl.constexpr,  # noqa: N803
-    K_DIM: tl.constexpr,  # noqa: N803
-    V_DIM: tl.constexpr,  # noqa: N803
-    ALIKE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    k_view: tl.tensor,
+    k_view_steps: tl.tuple,
+    v_view: tl.tensor,
+    v_view_steps: tl.tuple,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    k: tl.tensor,
+    k_steps: tl.tuple,
+    v: tl.tensor,
+    v_steps: tl.tuple,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+    block_size: tl.tensor,
+    HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    ALIKE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:
     """One program: columns of ``ROWS`` rows of K and V into the storage; ``ALIKE``: both have the same sizes and strides."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -208,47 +216,45 @@ def write_rows_kernel(
     slot, live = _served_rows(
         row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
     )
-    mask = column_mask(live, column, HEADS * K_DIM, COLUMNS)
-    source, target = (
-        _row_offsets(row, column, k_steps, K_DIM),
-        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
-    )
+    mask = column_mask(live, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
+    source = _row_offsets(row, column, k_steps, K_DIM)
+    target = slot_offsets(slot, column, k_view_steps, block_size, K_DIM)
     bits = tl.load(as_integers(k) + source, mask=mask)
     tl.store(as_integers(k_view) + target, recast(bits, k.dtype.element_ty, k_view.dtype.element_ty), mask=mask)
     if v_view is not None:
         if not ALIKE:
-            mask = column_mask(live, column, HEADS * V_DIM, COLUMNS)
+            mask = column_mask(live, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
             source = _row_offsets(row, column, v_steps, V_DIM)
             target = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
         bits = tl.load(as_integers(v) + source, mask=mask)
         tl.store(as_integers(v_view) + target, recast(bits, v.dtype.element_ty, v_view.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(general=("num_rows",))
 def read_rows_kernel(
-    k_view: Any,
-    k_view_steps: Any,
-    v_view: Any,
-    v_view_steps: Any,
-    slots: Any,
-    slot_stride: Any,
-    partners: Any,
-    partner_stride: Any,
-    k: Any,
-    k_steps: Any,
-    v: Any,
-    v_steps: Any,
-    dropped: Any,
-    num_rows: Any,
-    first_slot: Any,
-    num_slots: Any,
-    block_size: Any,
-    HEADS: tl.constexpr,  # noqa: N803
-    K_DIM: tl.constexpr,  # noqa: N803
-    V_DIM: tl.constexpr,  # noqa: N803
-    ALIKE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    k_view: tl.tensor,
+    k_view_steps: tl.tuple,
+    v_view: tl.tensor,
+    v_view_steps: tl.tuple,
+    slots: tl.tensor,
+    slot_stride: tl.tensor,
+    partners: tl.tensor,
+    partner_stride: tl.tensor,
+    k: tl.tensor,
+    k_steps: tl.tuple,
+    v: tl.tensor,
+    v_steps: tl.tuple,
+    dropped: tl.tensor,
+    num_rows: tl.tensor,
+    first_slot: tl.tensor,
+    num_slots: tl.tensor,
+    block_size: tl.tensor,
+    HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    ALIKE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:
     """One program: columns of ``ROWS`` rows of K and V out of the storage; rows that are not there become zero."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -257,21 +263,15 @@ def read_rows_kernel(
         row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
     )
     inside = row < num_rows
-    held, written = (
-        column_mask(live, column, HEADS * K_DIM, COLUMNS),
-        column_mask(inside, column, HEADS * K_DIM, COLUMNS),
-    )
-    source, target = (
-        slot_offsets(slot, column, k_view_steps, block_size, K_DIM),
-        _row_offsets(row, column, k_steps, K_DIM),
-    )
+    held = column_mask(live, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
+    written = column_mask(inside, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
+    source = slot_offsets(slot, column, k_view_steps, block_size, K_DIM)
+    target = _row_offsets(row, column, k_steps, K_DIM)
     tl.store(as_integers(k) + target, tl.load(as_integers(k_view) + source, mask=held, other=0), mask=written)
     if v_view is not None:
         if not ALIKE:
-            held, written = (
-                column_mask(live, column, HEADS * V_DIM, COLUMNS),
-                column_mask(inside, column, HEADS * V_DIM, COLUMNS),
-            )
+            held = column_mask(live, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
+            written = column_mask(inside, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
             source = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
             target = _row_offsets(row, column, v_steps, V_DIM)
         tl.store(as_integers(v) + target, tl.load(as_integers(v_view) + source, mask=held, other=0), mask=written)
@@ -290,6 +290,22 @@ def slot_steps(view: Tensor) -> tuple[int, int, int, int]:
     """The same of a view ``[NB, BS, Hkv, D]`` by slots: what one more block adds to a step of slots comes first."""
     block, token, head, dim = view.stride()
     return block - view.shape[1] * token, token, head - view.shape[3] * dim, dim
+
+
+def expect_rows(what: str, view: Tensor | None, rows: Tensor | None, count: int) -> None:
+    """Raise ValueError unless ``rows`` are ``count`` rows for ``view [NB, BS, Hkv, D]``, both of floats, or both are None."""
+    if view is None and rows is None:
+        return
+    if view is None or rows is None:
+        raise ValueError(f"{what}: got only one of view and rows, expected both or neither")
+    expected = (count, *view.shape[2:])
+    if tuple(rows.shape) != expected:
+        raise ValueError(
+            f"{what}: got rows {list(rows.shape)}, expected {list(expected)} for a view {list(view.shape)}"
+        )
+    for name, x in (("view", view), ("rows", rows)):
+        if x.dtype not in FLOATS:
+            raise ValueError(f"{what}: got a {name} of {x.dtype}, expected one of {', '.join(map(str, FLOATS))}")
 
 
 @dataclass(frozen=True)
@@ -313,7 +329,10 @@ class _Door:
         dropped: Tensor | None,
     ) -> None:
         """Run ``kernel`` over all rows and columns."""
-        num_rows, heads, k_dim = k.shape
+        num_rows = slots.shape[0]
+        expect_rows("k", self.k_view, k, num_rows)
+        expect_rows("v", self.v_view, v, num_rows)
+        heads, k_dim = k.shape[1:]
         v_dim = 0 if v is None else v.shape[2]
         k_steps, k_view_steps = _row_steps(k), slot_steps(self.k_view)
         v_steps, v_view_steps = (
@@ -324,7 +343,7 @@ class _Door:
         if num_rows:
             self.launch(
                 kernel,
-                (triton.cdiv(num_rows, rows), triton.cdiv(heads * max(k_dim, v_dim), columns)),
+                (cdiv(num_rows, rows), cdiv(heads * max(k_dim, v_dim), columns)),
                 self.k_view,
                 k_view_steps,
                 self.v_view,
@@ -375,6 +394,9 @@ def write_rows(
         dropped: int32 ``[1]``, to which the number of dropped rows is added; None counts nothing.
         first_slot: lowest live slot (BS for a pool with a sink, else 0).
         num_slots: ``NB * BS``; slots from here on are dropped.
+
+    Raises:
+        ValueError: rows whose shape or type does not fit the views; nothing was launched.
     """
     _Door(k_view, v_view, first_slot, num_slots, tiles, launch).move(write_rows_kernel, slots, None, k, v, dropped)
 

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton.language as tl
+
 from .bits import as_integers
-from .launching import Launch, launch_now
+from .jit import kernel
+from .launching import Launch, cdiv, launch_now
 from .rows import DEVICE_TILES, RowTiles, column_mask, slot_offsets, slot_steps
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel(general=("tokens",))
 def stage_rows_kernel(
-    k_source: Any,
-    k_source_steps: Any,
-    v_source: Any,
-    v_source_steps: Any,
-    k_target: Any,
-    k_target_steps: Any,
-    v_target: Any,
-    v_target_steps: Any,
-    src_blocks: Any,
-    src_stride: Any,
-    dst_blocks: Any,
-    dst_stride: Any,
-    num_source_blocks: Any,
-    num_target_blocks: Any,
-    tokens: Any,
-    block_size: Any,
-    HEADS: tl.constexpr,  # noqa: N803
-    K_DIM: tl.constexpr,  # noqa: N803
-    V_DIM: tl.constexpr,  # noqa: N803
-    ALIKE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    k_source: tl.tensor,
+    k_source_steps: tl.tuple,
+    v_source: tl.tensor,
+    v_source_steps: tl.tuple,
+    k_target: tl.tensor,
+    k_target_steps: tl.tuple,
+    v_target: tl.tensor,
+    v_target_steps: tl.tuple,
+    src_blocks: tl.tensor,
+    src_stride: tl.tensor,
+    dst_blocks: tl.tensor,
+    dst_stride: tl.tensor,
+    num_source_blocks: tl.tensor,
+    num_target_blocks: tl.tensor,
+    tokens: tl.tensor,
+    block_size: tl.tensor,
+    HEADS: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    ALIKE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:
     """One program: columns of ``ROWS`` tokens of K and V."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -45,7 +44,7 @@ def stage_rows_kernel(
     src = tl.load(src_blocks + place * src_stride, mask=inside, other=-1).to(tl.int64)
     dst = tl.load(dst_blocks + place * dst_stride, mask=inside, other=-1).to(tl.int64)
     moved = (src >= 0) & (src < num_source_blocks) & (dst >= 0) & (dst < num_target_blocks)
-    mask = column_mask(moved, column, HEADS * K_DIM, COLUMNS)
+    mask = column_mask(moved, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
     offset = token - place * block_size
     source_slot, target_slot = src * block_size + offset, dst * block_size + offset
     source = slot_offsets(source_slot, column, k_source_steps, block_size, K_DIM)
@@ -53,10 +52,17 @@ def stage_rows_kernel(
     tl.store(as_integers(k_target) + target, tl.load(as_integers(k_source) + source, mask=mask), mask=mask)
     if v_source is not None:
         if not ALIKE:
-            mask = column_mask(moved, column, HEADS * V_DIM, COLUMNS)
+            mask = column_mask(moved, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
             source = slot_offsets(source_slot, column, v_source_steps, block_size, V_DIM)
             target = slot_offsets(target_slot, column, v_target_steps, block_size, V_DIM)
         tl.store(as_integers(v_target) + target, tl.load(as_integers(v_source) + source, mask=mask), mask=mask)
+
+
+def expect_alike(what: str, source: Tensor | None, target: Tensor | None) -> None:
+    """Raise ValueError unless both have blocks of one shape and type, or both are None."""
+    kinds = [None if x is None else (list(x.shape[1:]), x.dtype) for x in (source, target)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"{what}: got blocks {kinds[0]} for a target of blocks {kinds[1]}, expected the same of both")
 
 
 def stage_rows(
@@ -81,7 +87,12 @@ def stage_rows(
         src_blocks: int32 ``[n]``, any stride: token i comes from block ``src_blocks[i // BS]``.
         dst_blocks: int32 ``[n]``, any stride: and goes to ``dst_blocks[i // BS]``. A pair that is not of both memories moves nothing.
         tokens: rows, at most ``n * BS``; the last block may be partial.
+
+    Raises:
+        ValueError: sources and targets that differ in anything but their number of blocks; nothing was launched.
     """
+    expect_alike("k", k_source, k_target)
+    expect_alike("v", v_source, v_target)
     block_size, heads, k_dim = k_target.shape[1:]
     v_dim = 0 if v_target is None else v_target.shape[3]
     k_steps = slot_steps(k_source), slot_steps(k_target)
@@ -90,7 +101,7 @@ def stage_rows(
     if tokens:
         launch(
             stage_rows_kernel,
-            (triton.cdiv(tokens, rows), triton.cdiv(heads * max(k_dim, v_dim), columns)),
+            (cdiv(tokens, rows), cdiv(heads * max(k_dim, v_dim), columns)),
             k_source,
             k_steps[0],
             v_source,

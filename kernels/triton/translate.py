@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from .launching import Launch, launch_now
+import triton.language as tl
+
+from .jit import kernel
+from .launching import Launch, cdiv, launch_now
 from .rows import DEVICE_TILES, RowTiles
 
 
-@triton.jit(do_not_specialize=["count", "width"])
+@kernel(general=("count", "width"))
 def translate_kernel(
-    ids: Any,
-    id_strides: Any,
-    page_map: Any,
-    map_stride: Any,
-    map_length: Any,
-    out: Any,
-    out_strides: Any,
-    missed: Any,
-    count: Any,
-    width: Any,
-    block_size: Any,
-    num_blocks: Any,
-    ENTRIES: tl.constexpr,  # noqa: N803
+    ids: tl.tensor,
+    id_strides: tl.tuple,
+    page_map: tl.tensor,
+    map_stride: tl.tensor,
+    map_length: tl.tensor,
+    out: tl.tensor,
+    out_strides: tl.tuple,
+    missed: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    block_size: tl.tensor,
+    num_blocks: tl.tensor,
+    ENTRIES: tl.constexpr,
 ) -> None:
     """One program: ``ENTRIES`` ids, counted along rows of ``width``."""
     entry = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
@@ -39,8 +38,8 @@ def translate_kernel(
     live = (block >= 0) & (block < num_blocks)
     physical = tl.where(live, block * block_size + (virtual - page * block_size).to(tl.int32), -1)
     tl.store(out + row * out_strides[0] + column * out_strides[1], physical, mask=inside)
-    count_missed = tl.sum((live | (virtual == -1) == 0).to(tl.int32), 0)
-    tl.atomic_add(missed, count_missed, mask=count_missed > 0)
+    number = tl.sum(((live | (virtual == -1)) == 0).to(tl.int32), 0)
+    tl.atomic_add(missed, number, mask=number > 0)
 
 
 def translate(
@@ -71,7 +70,7 @@ def translate(
     if count:
         launch(
             translate_kernel,
-            (triton.cdiv(count, tiles.entries),),
+            (cdiv(count, tiles.entries),),
             ids,
             strides,
             page_map,

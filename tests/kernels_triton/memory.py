@@ -90,5 +90,5 @@ def store(layout: str, blocks: int, block_size: int, heads: int, dim: int, dtype
 
 def lazy(elements: int, dtype: torch.dtype) -> Tensor:
     """A flat tensor of zeros of which a page exists once it is touched."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,7 @@ def ties() -> Tensor:
     return from_bits(np.concatenate([values, values | np.uint32(0x80000000)]).view(np.int32), torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # what float16 cannot hold is its infinity
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(FLOATS, FLOATS)), ids=str)
 def test_rows_of_another_type_are_rounded_to_nearest_even(source: torch.dtype, target: torch.dtype) -> None:
     values = ties() if source == torch.float32 else any_bits((400,), source)
@@ -144,15 +146,44 @@ def test_rows_and_ids_may_be_strided() -> None:
     assert count.item() == 8
 
 
+@pytest.mark.parametrize("dims", [(4, 6), (6, 4)], ids=str)
+@TILES
+def test_k_and_v_may_differ_in_width(dims: tuple[int, int], tiles: RowTiles) -> None:
+    views, before = ([poisoned((NB, BS, 2, dim), torch.float32) for dim in dims] for _ in range(2))
+    k, v = (any_bits((2, 2, dim), torch.float32) for dim in dims)
+    outs = [poisoned((4, 2, dim), torch.float32) for dim in dims]
+    limits: dict[str, Any] = {"first_slot": BS, "num_slots": NUM_SLOTS, "tiles": tiles}
+    write_rows(views[0], views[1], ids([4, 8]), k, v, None, **limits)
+    put(before[0], k, [4, 8])
+    put(before[1], v, [4, 8])
+    read_rows(views[0], views[1], ids([4, 8]), outs[0][1:3], outs[1][1:3], None, **limits)
+    for got, want, out, rows in zip(views, before, outs, (k, v), strict=True):
+        np.testing.assert_array_equal(bits(got), bits(want))
+        poison = poisoned((1, *rows.shape[1:]), torch.float32)
+        np.testing.assert_array_equal(bits(out), np.concatenate([bits(poison), bits(rows), bits(poison)]))
+
+
 def test_no_rows_are_nothing_to_launch() -> None:
     def launch(*_: object, **__: object) -> None:
         raise AssertionError("launched")
 
     memory, none = store("NHD", NB, BS, 2, 4, torch.float32), torch.empty(0, 2, 4)
-    limits = {"first_slot": BS, "num_slots": NUM_SLOTS}
+    limits: dict[str, Any] = {"first_slot": BS, "num_slots": NUM_SLOTS}
     write_rows(memory.k, memory.v, ids([]), none, none, counter(), **limits, launch=launch)
     read_rows(memory.k, memory.v, ids([]), none, none, counter(), **limits, launch=launch)
     copy_rows(memory.k, memory.v, ids([]), ids([]), counter(), **limits, empty=empty, launch=launch)
+
+
+def test_rows_that_do_not_fit_the_views_are_refused_before_a_launch() -> None:
+    memory, k, v = store("NHD", NB, BS, 2, 4, torch.float32), torch.empty(2, 2, 4), torch.empty(2, 2, 4)
+    limits: dict[str, Any] = {"first_slot": BS, "num_slots": NUM_SLOTS, "launch": None}
+    for bad in (torch.empty(2, 2, 5), torch.empty(3, 2, 4), torch.empty(2, 1, 4)):
+        with pytest.raises(ValueError, match=r"v: got rows .*, expected \[2, 2, 4\] for a view \[5, 3, 2, 4\]"):
+            write_rows(memory.k, memory.v, ids([3, 4]), k, bad, None, **limits)
+    with pytest.raises(ValueError, match=r"k: got a rows of torch\.float64, expected one of torch\.float32, torch\.bf"):
+        read_rows(memory.k, memory.v, ids([3, 4]), k.double(), v, None, **limits)
+    with pytest.raises(ValueError, match="v: got only one of view and rows, expected both or neither"):
+        write_rows(memory.k, None, ids([3, 4]), k, v, None, **limits)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -191,7 +222,7 @@ def test_a_copy_reads_every_row_before_it_writes_one(layout: str, tiles: RowTile
     source = [3, 4, 5, 6, 8, 14, -1, 3, 0, 3, 15, -1, INT_MIN, 7]
     target = [4, 5, 6, 3, 14, 8, 9, -1, 10, 2, 11, 99, -1, INT_MAX]
     count = counter()
-    limits = {"first_slot": BS, "num_slots": NUM_SLOTS}
+    limits: dict[str, Any] = {"first_slot": BS, "num_slots": NUM_SLOTS}
     copy_rows(got.k, got.v, ids(source), ids(target), count, **limits, empty=empty, tiles=tiles)
     moved = [(s, t) for s, t in zip(source, target, strict=True) if live(s) and live(t)]
     for view, old in ((want.k, got.k), (want.v, got.v)):
@@ -207,7 +238,7 @@ def test_a_copy_reads_every_row_before_it_writes_one(layout: str, tiles: RowTile
 def test_a_copy_may_leave_the_count_to_another_layer() -> None:
     memory = store("KV2", NB, BS, 2, 4, torch.bfloat16)
     before = memory.snapshot()
-    limits = {"first_slot": BS, "num_slots": NUM_SLOTS}
+    limits: dict[str, Any] = {"first_slot": BS, "num_slots": NUM_SLOTS}
     copy_rows(memory.k, memory.v, ids([0, -1]), ids([4, 5]), None, **limits, empty=empty, tiles=INTERPRETER_TILES)
     np.testing.assert_array_equal(memory.snapshot()[0], before[0])
 
@@ -225,7 +256,7 @@ def test_slots_follow_the_table(length: int | None, tiles: RowTiles) -> None:
     positions.copy_(torch.from_numpy(np.resize(rng.permutation(np.array(edges, np.int32)), positions.shape)))
     positions = positions[:, 0] if length is None else positions
     out = torch.full((positions.numel() + 2,), 77, dtype=torch.int32)
-    sizes = {"table_len": 3, "block_size": BS, "first_block": 1, "num_blocks": NB}
+    sizes: dict[str, Any] = {"table_len": 3, "block_size": BS, "first_block": 1, "num_blocks": NB}
     slots_from_table(table, positions, out[1:-1], **sizes, tiles=tiles)
     want = []
     for row, step in itertools.product(range(12), range(length or 1)):
@@ -252,7 +283,7 @@ def test_offsets_in_the_pool_have_64_bits(dim_outermost: bool) -> None:
     view = far_store(dim_outermost)
     slots = ids([2 * view.shape[0] - 1, 0])
     k, out = any_bits((2, 2, 4), torch.bfloat16), poisoned((2, 2, 4), torch.bfloat16)
-    limits = {"first_slot": 0, "num_slots": 2 * view.shape[0], "tiles": INTERPRETER_TILES}
+    limits: dict[str, Any] = {"first_slot": 0, "num_slots": 2 * view.shape[0], "tiles": INTERPRETER_TILES}
     write_rows(view, None, slots, k, None, None, **limits)
     np.testing.assert_array_equal(bits(view[-1, 1].contiguous()), bits(k[0]))
     np.testing.assert_array_equal(bits(view[0, 0].contiguous()), bits(k[1]))
@@ -270,12 +301,12 @@ def test_offsets_of_rows_ids_and_tables_have_64_bits() -> None:
     slots, table = numbers.as_strided((2,), (far,)), numbers[4:].as_strided((2, 2), (far, 1))
     slots.copy_(ids([1, 2]))
     table.copy_(torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
-    memory = store("LATENT", 3, 1, 2, 4, torch.bfloat16)
+    memory = store("NHD", 3, 1, 2, 4, torch.bfloat16)
     write_rows(memory.k, None, slots, rows, None, None, first_slot=1, num_slots=3, tiles=INTERPRETER_TILES)
     np.testing.assert_array_equal(bits(memory.k)[1:, 0], bits(rows.contiguous()))
     positions, out = numbers[8:].as_strided((2, 1), (far, 1)), torch.empty(2, dtype=torch.int32)
     positions.fill_(BS)
-    sizes = {"table_len": 2, "block_size": BS, "first_block": 1, "num_blocks": NB}
+    sizes: dict[str, Any] = {"table_len": 2, "block_size": BS, "first_block": 1, "num_blocks": NB}
     slots_from_table(table, positions, out, **sizes, tiles=INTERPRETER_TILES)
     assert out.tolist() == [2 * BS, 4 * BS]
 
