@@ -53,7 +53,9 @@ class CudaPlatform:
             raise InvalidInput(f"cuda option device: got {index!r}, expected an int from 0 on")
         count = torch.cuda.device_count()
         if index >= count:
-            raise BackendUnavailable(f"cuda option device: got {index}, torch {torch.__version__} sees {count} device(s)")
+            raise BackendUnavailable(
+                f"cuda option device: got {index}, torch {torch.__version__} sees {count} device(s)"
+            )
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
         self._allows_tf32 = torch.backends.cuda.matmul.allow_tf32

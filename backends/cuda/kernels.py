@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from forebay.backends.torch_shared.namespace import TORCH_DTYPE
 from forebay.kernels.triton import gather, merge, rows, staging
 from forebay.kernels.triton import paged_decode as attention
 from forebay.kernels.triton.decode_config import DecodeTiles, decode_tiles, interpreted_tiles
+from forebay.kernels.triton.spans import DEVICE_SPANS, INTERPRETER_SPANS
 from forebay.specs.attention import DecodeCall
 from forebay.specs.errors import InvalidInput
 from forebay.specs.geometry import kv_views
@@ -22,6 +24,9 @@ from forebay.specs.pool import Pool
 from forebay.specs.write_loc import WriteLoc
 
 from .platform import Platform
+
+LARGE_GATHERS: Final = MappingProxyType({"tokens_a_tile": 512, "elements_a_tile": 1024, "programs": 1})
+"""In the interpreter, where a program is dear."""
 
 
 class Kernels:
@@ -34,6 +39,7 @@ class Kernels:
     Attributes:
         guard: of the Segment that is being captured; None outside of capture.
         rehearsing: True while a Segment is evaluated on tensors without data; nothing is launched then.
+        spans: tiles of row operations.
         launches: kernels asked for, by name; those of a replay are not among them.
     """
 
@@ -41,6 +47,7 @@ class Kernels:
         self._platform = platform
         self._interpreted = interpreted
         self._tiles = rows.INTERPRETER_TILES if interpreted else rows.DEVICE_TILES
+        self.spans = INTERPRETER_SPANS if interpreted else DEVICE_SPANS
         self.guard: CaptureGuard | None = None
         self.rehearsing = False
         self.launches: Counter[str] = Counter()
@@ -98,9 +105,7 @@ class Kernels:
             launch=self.launch,
         )
 
-    def read(
-        self, pool: Pool, storage: tuple[Tensor, ...], dropped: Tensor, loc: WriteLoc
-    ) -> tuple[Tensor, Tensor]:
+    def read(self, pool: Pool, storage: tuple[Tensor, ...], dropped: Tensor, loc: WriteLoc) -> tuple[Tensor, Tensor]:
         """Rows out of a layer's ``storage``, in its dtype."""
         g, slots = pool.geometry, self._slots(pool, loc)
         k, v = (
@@ -191,7 +196,11 @@ class Kernels:
         k, v = kv_views(pool.layout, storage, g)
         out = self.empty((batch, query_len, heads, g.value_dim), call.q.dtype)
         lse = self.empty((batch, query_len, heads), torch.float32)
+        latent = pool.layout == "LATENT"
         table, first_block, num_blocks = call.table, pool.first_block, g.num_blocks
+        if call.path == "gather":
+            k, v, table = self._gathered(call, k, v, latent=latent)
+            first_block, num_blocks = 0, k.shape[0]
         attention.paged_decode(
             call.q,
             k,
@@ -209,11 +218,39 @@ class Kernels:
             softcap=call.softcap,
             sinks=call.sinks,
             tiles=self._decode_tiles(call, heads // g.num_kv_heads, query_len),
-            values_in_keys=pool.layout == "LATENT",
+            count_table=call.table,
+            count_first_block=pool.first_block,
+            count_num_blocks=g.num_blocks,
+            values_in_keys=latent,
             empty=self.empty,
             launch=self.launch,
         )
         return out, lse if call.return_lse else None
+
+    def _gathered(self, call: DecodeCall, k: Tensor, v: Tensor, *, latent: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """K and V of the rows that are seen in blocks of their own, one sequence behind the other, and the table of these."""
+        call.gathered()
+        batch, blocks = call.q.shape[0], call.q.shape[0] * call.table_len
+        k_out = self.empty((blocks, *k.shape[1:]), k.dtype)
+        v_out = k_out[..., : v.shape[3]] if latent else self.empty((blocks, *v.shape[1:]), v.dtype)
+        identity = self.empty((batch, call.table_len), torch.int32)
+        gather.gather(
+            k,
+            None if latent else v,
+            call.table,
+            call.visible,
+            k_out,
+            None if latent else v_out,
+            identity,
+            table_len=call.table_len,
+            first_block=call.pool.first_block,
+            num_blocks=call.pool.geometry.num_blocks,
+            query_len=call.q.shape[1],
+            window=call.window,
+            **(LARGE_GATHERS if self._interpreted else {}),
+            launch=self.launch,
+        )
+        return k_out, v_out, identity
 
     def _decode_tiles(self, call: DecodeCall, group: int, query_len: int) -> DecodeTiles:
         g = call.pool.geometry
@@ -223,4 +260,15 @@ class Kernels:
     def merge_partials(self, outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Parts of one attention, by their LSE."""
         self.held("merge_partials", *outs, *lses)
-        return merge.merge_partials(outs, lses, empty=self.empty, launch=self.launch)
+        out = self.empty(outs[0].shape, outs[0].dtype)
+        lse = self.empty(lses[0].shape, torch.float32)
+        merge.merge_partials(
+            [x.contiguous() for x in outs],
+            [x.contiguous() for x in lses],
+            out,
+            lse,
+            empty=self.empty,
+            **({"rows_a_program": 256} if self._interpreted else {}),
+            launch=self.launch,
+        )
+        return out, lse

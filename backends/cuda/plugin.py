@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 hookimpl: Final = pluggy.HookimplMarker(HOOK_PROJECT)
 INSTALL: Final = "pip install 'forebay[cuda]', with a build of torch for the machine's CUDA or ROCm"
 KV_DTYPES: Final = ("float32", "bfloat16", "float16")
-LIBRARIES: Final = {"cuda": ("libcuda.so.1", "cuInit", "cuDeviceGetCount"), "hip": ("libamdhip64.so", "hipInit", "hipGetDeviceCount")}
+LIBRARIES: Final = {
+    "cuda": ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
+    "hip": ("libamdhip64.so", "hipInit", "hipGetDeviceCount"),
+}
 """By the kind of torch's build: the driver's library, what opens it, and what counts the devices; both return 0 where all is well."""
 
 
@@ -28,7 +31,9 @@ def forebay_backend() -> BackendDescriptor:
     """Triton kernels on a device of CUDA or ROCm, or in Triton's interpreter on the host."""
     supports = {"kv_dtype": KV_DTYPES}
     modes = (
-        ModeDescriptor(name="", kind="accelerator", load=load, probe=probe, requires=("torch", "triton"), supports=supports),
+        ModeDescriptor(
+            name="", kind="accelerator", load=load, probe=probe, requires=("torch", "triton"), supports=supports
+        ),
         ModeDescriptor(
             name="interpret",
             kind="interpreted",
@@ -65,16 +70,24 @@ def probe() -> Availability:
     built = _build()
     kind = next((name for name in LIBRARIES if built.get(name)), None)
     if kind is None:
-        return Availability.lacking("device", need="a build of torch for CUDA or ROCm", found=f"torch {built.get('__version__')}", hint=INSTALL)
+        return Availability.lacking(
+            "device", need="a build of torch for CUDA or ROCm", found=f"torch {built.get('__version__')}", hint=INSTALL
+        )
     library, start, count = LIBRARIES[kind]
     try:
         opened = ctypes.CDLL(library)
     except OSError as error:
-        return Availability.lacking("device", need=f"the driver's library {library}", found=f"none: {error}", hint="install the device's driver")
+        return Availability.lacking(
+            "device", need=f"the driver's library {library}", found=f"none: {error}", hint="install the device's driver"
+        )
     found = ctypes.c_int(0)
     if getattr(opened, start)(0) != 0 or getattr(opened, count)(ctypes.byref(found)) != 0 or found.value < 1:
-        return Availability.lacking("device", need="a device that the driver sees", found="none", hint="look at nvidia-smi or rocm-smi")
-    return Availability(usable=True, reason=f"{found.value} device(s), torch {built['__version__']}, triton {version('triton')}")
+        return Availability.lacking(
+            "device", need="a device that the driver sees", found="none", hint="look at nvidia-smi or rocm-smi"
+        )
+    return Availability(
+        usable=True, reason=f"{found.value} device(s), torch {built['__version__']}, triton {version('triton')}"
+    )
 
 
 def probe_interpreted() -> Availability:

@@ -156,7 +156,11 @@ class Stream:
 
     def new(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> StandInTensor:
         """Poisoned memory."""
-        made = torch.empty(tuple(shape), dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
+        made = (
+            torch.empty(tuple(shape), dtype=dtype)
+            if strides is None
+            else torch.empty_strided(shape, strides, dtype=dtype)
+        )
         made.view(torch.uint8).fill_(0xFF) if made.is_contiguous() and made.dim() else made.fill_(_poison(dtype))
         return StandInTensor(made, self)
 

@@ -13,7 +13,16 @@ LEAST: Final = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
-def merge_tile(pointers: Any, acc: Any, shrink: Any, share: Any, there: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr) -> Any:
+def merge_tile(
+    pointers: Any,
+    acc: Any,
+    shrink: Any,
+    share: Any,
+    there: Any,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+) -> Any:
     """``acc * shrink + share * part`` of the columns of a partial result; what is not ``there [R]`` is not read."""
     held = there[:, None] & (FIRST + tl.arange(0, WIDTH) < DIM)[None, :]
     return acc * shrink[:, None] + share[:, None] * tl.load(pointers, mask=held, other=0.0)
@@ -62,7 +71,9 @@ def merge_rows(
             partial = (part_out + place * VALUE_DIM)[:, None]
             acc = merge_tile(partial + column[None, :], acc, shrink, share, there, VALUE_DIM, V_MAIN, 0)
             if V_REST > 0:
-                acc_rest = merge_tile(partial + rest[None, :], acc_rest, shrink, share, there, VALUE_DIM, V_REST, V_MAIN)
+                acc_rest = merge_tile(
+                    partial + rest[None, :], acc_rest, shrink, share, there, VALUE_DIM, V_REST, V_MAIN
+                )
         head = row % HEADS
         result = ((out + b * out_b) + t * out_t + head * out_h)[:, None]
         acc = acc / total[:, None]
@@ -106,7 +117,19 @@ def count_invalid(
         tl.atomic_add(invalid, number)
 
 
-@triton.jit(do_not_specialize=["rows", "batch", "table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window", "slots"])
+@triton.jit(
+    do_not_specialize=[
+        "rows",
+        "batch",
+        "table_tokens",
+        "table_len",
+        "first_block",
+        "num_blocks",
+        "query_len",
+        "window",
+        "slots",
+    ]
+)
 def reduce_kernel(
     visible, table, invalid, out, lse, part_out, part_lse,
     rows, batch, table_tokens, table_len, first_block, num_blocks, query_len, window, slots,

@@ -123,11 +123,15 @@ def gather(
         if tuple(target.shape) != wanted or target.dtype != source.dtype:
             raise ValueError(f"{name}: got {target.dtype} {list(target.shape)}, expected {source.dtype} {list(wanted)}")
     if table.dtype != torch.int32 or visible.dtype != torch.int32 or identity.dtype != torch.int32:
-        raise ValueError(f"table, visible, identity: got {table.dtype}, {visible.dtype}, {identity.dtype}, expected int32")
+        raise ValueError(
+            f"table, visible, identity: got {table.dtype}, {visible.dtype}, {identity.dtype}, expected int32"
+        )
     if tuple(identity.shape) != (batch, table_len) or (table_len > 1 and identity.stride(1) != 1):
         raise ValueError(f"identity: got {list(identity.shape)}, expected [{batch}, {table_len}], columns side by side")
     if not 0 <= table_len <= table.shape[1] or batch * table_len >= 2**31:
-        raise ValueError(f"table_len: got {table_len}, expected at most the width {table.shape[1]} and B * table_len below 2^31")
+        raise ValueError(
+            f"table_len: got {table_len}, expected at most the width {table.shape[1]} and B * table_len below 2^31"
+        )
     if batch == 0 or table_len == 0:
         return
     table_tokens = min(table_len * block_size, MOST_TOKENS)
@@ -138,7 +142,12 @@ def gather(
         *(k, v, table, visible, k_out, v_out, identity),
         *(table_tokens, table_len, first_block, num_blocks, query_len),
         None if window is None else min(window, MOST_TOKENS),
-        *(*k.stride(), *(k if v is None else v).stride(), *k_out.stride(), *(k_out if v_out is None else v_out).stride()),
+        *(
+            *k.stride(),
+            *(k if v is None else v).stride(),
+            *k_out.stride(),
+            *(k_out if v_out is None else v_out).stride(),
+        ),
         *(*table.stride(), identity.stride(0)),
         HEADS=heads,
         HEAD_DIM=head_dim,

@@ -33,7 +33,10 @@ INNER = 256
 QUIET_NAN = np.uint16(0x7FC0)
 _MENDED = "_forebay_mended"
 _EXPECTED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("InterpreterBuilder", ("create_dot", "cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "set_grid_dim", "set_grid_idx")),
+    (
+        "InterpreterBuilder",
+        ("create_dot", "cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "set_grid_dim", "set_grid_idx"),
+    ),
     ("ReduceOps", ("sum",)),
     ("InterpretedFunction", ("run", "rewrite", "__call__")),
     ("GridExecutor", ("__call__",)),
@@ -73,7 +76,9 @@ def mend() -> None:
         RuntimeError: the process does not interpret Triton, or its interpreter is not built as expected.
     """
     if not triton.knobs.runtime.interpret:
-        raise RuntimeError("the process compiles Triton; set TRITON_INTERPRET=1 before triton is imported to interpret it")
+        raise RuntimeError(
+            "the process compiles Triton; set TRITON_INTERPRET=1 before triton is imported to interpret it"
+        )
     if getattr(interpreter, _MENDED, False):
         return
     if not isinstance(tl.sum, interpreter.InterpretedFunction):
@@ -104,7 +109,9 @@ def _mend_bfloat16() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         if d.data.dtype != np.float32 or not a.dtype.is_floating() or a.dtype.primitive_bitwidth == 8:
-            raise NotImplementedError(f"dot of {a.dtype} and {b.dtype} into {d.dtype}: only float operands of 16 or 32 bits")
+            raise NotImplementedError(
+                f"dot of {a.dtype} and {b.dtype} into {d.dtype}: only float operands of 16 or 32 bits"
+            )
         left, right = as_float32(a), as_float32(b)
         total = d.data
         for k in range(0, left.shape[-1], INNER):

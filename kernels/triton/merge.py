@@ -17,7 +17,20 @@ AT_ONCE: Final = 8
 
 
 @triton.jit
-def add_part(out: Any, lse: Any, out_row: Any, out_d: Any, lse_row: Any, row: Any, column: Any, held: Any, inside: Any, acc: Any, peak: Any, total: Any) -> Any:
+def add_part(
+    out: Any,
+    lse: Any,
+    out_row: Any,
+    out_d: Any,
+    lse_row: Any,
+    row: Any,
+    column: Any,
+    held: Any,
+    inside: Any,
+    acc: Any,
+    peak: Any,
+    total: Any,
+) -> Any:
     """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing, whatever it holds."""
     part_lse = tl.load(lse + row * lse_row, mask=held, other=float("-inf"))
     there = part_lse > float("-inf")
@@ -105,7 +118,9 @@ def merge_partials(
         raise ValueError(f"got {len(outs)} outputs and {len(lses)} LSEs, expected as many, at least one")
     for part, part_lse in zip((*outs, out), (*lses, lse), strict=True):
         if part.shape != out.shape or part.dtype != out.dtype or part_lse.dtype != torch.float32:
-            raise ValueError(f"got a part {part.dtype} {list(part.shape)} with LSE {part_lse.dtype}, expected {out.dtype} {list(out.shape)}")
+            raise ValueError(
+                f"got a part {part.dtype} {list(part.shape)} with LSE {part_lse.dtype}, expected {out.dtype} {list(out.shape)}"
+            )
         if tuple(part_lse.shape) != tuple(out.shape[:-1]):
             raise ValueError(f"got an LSE {list(part_lse.shape)} for an output {list(out.shape)}")
     dim = out.shape[-1]
@@ -150,6 +165,8 @@ def row_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
         if expected is None:
             step = own
         elif own != expected:
-            raise ValueError(f"rows of shape {list(shape)} and strides {list(stride)} are not evenly spaced; make the tensor contiguous")
+            raise ValueError(
+                f"rows of shape {list(shape)} and strides {list(stride)} are not evenly spaced; make the tensor contiguous"
+            )
         expected = own * size
     return step

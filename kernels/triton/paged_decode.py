@@ -35,7 +35,9 @@ def load_tile(pointers, held, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.
 
 
 @triton.jit
-def load_query(pointers, rows_held, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, IN_FLOAT32: tl.constexpr):
+def load_query(
+    pointers, rows_held, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, IN_FLOAT32: tl.constexpr
+):
     """The same of query rows, in float32 if so asked."""
     tile = load_tile(pointers, rows_held, DIM, WIDTH, FIRST)
     if IN_FLOAT32:
@@ -190,7 +192,9 @@ def decode_kernel(
     values = (v + kv_head * v_h) + (value_column * v_d)[None, :]
     if D_REST > 0:
         rest = D_MAIN + tl.arange(0, D_REST).to(tl.int64)
-        queries_rest = load_query(query[:, None] + (rest * q_d)[None, :], row_held, HEAD_DIM, D_REST, D_MAIN, IN_FLOAT32)
+        queries_rest = load_query(
+            query[:, None] + (rest * q_d)[None, :], row_held, HEAD_DIM, D_REST, D_MAIN, IN_FLOAT32
+        )
         keys_rest = (k + kv_head * k_h) + (rest * k_d)[None, :]
     if V_REST > 0:
         value_rest = V_MAIN + tl.arange(0, V_REST).to(tl.int64)
@@ -479,7 +483,9 @@ def check(
         if x is not None and (tuple(x.shape) != shape or x.dtype != dtype):
             raise ValueError(f"{name}: got {x.dtype} {list(x.shape)}, expected {dtype} {list(shape)}")
     if key_dim != head_dim or heads % kv_heads:
-        raise ValueError(f"k: got {kv_heads} heads of {key_dim}, q has {heads} of {head_dim}: no multiple, or another size")
+        raise ValueError(
+            f"k: got {kv_heads} heads of {key_dim}, q has {heads} of {head_dim}: no multiple, or another size"
+        )
     if table.dtype != torch.int32 or table.shape[0] != batch or not 0 <= table_len <= table.shape[1]:
         raise ValueError(
             f"table: got {table.dtype} {list(table.shape)}, expected int32 [{batch}, at least table_len = {table_len}]"
