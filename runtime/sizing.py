@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.specs.backend import Backend
+from forebay.specs.dtypes import ITEMSIZE
 from forebay.specs.errors import InvalidInput, Unsupported
 from forebay.specs.geometry import KVGeometry
 
@@ -13,7 +14,10 @@ from .model import Model
 from .settings import Settings
 
 DEFAULT_POOL_BYTES: Final = 4 << 30
-"""A pool sized by default holds every slot at full length, or this much if that is less."""
+"""A pool sized by default holds every slot at full length, or this much if that is less and the device does not say what is free."""
+
+FREE_SHARE: Final = 0.9
+"""Of a device's free memory, what weights and a pool sized by default may take; the rest is for a step's temporaries and traces."""
 
 DEFAULT_MAX_LEN: Final = 32768
 """Longest sequence by default, for models that name an enormous number of positions."""
@@ -52,8 +56,16 @@ def check_windows(backend: Backend, model: Model, max_len: int) -> None:
         )
 
 
-def pool_geometry(settings: Settings, model: Model, max_len: int) -> KVGeometry:
-    """Geometry of the engine's pool; by default every slot fits at ``max_len`` tokens, within ``DEFAULT_POOL_BYTES``.
+def pool_budget(backend: Backend, model: Model) -> int:
+    """Bytes that a pool sized by default may take: of the device's free memory what the model's weights leave, where it says it."""
+    free = backend.info.get("free_bytes")
+    if free is None:
+        return DEFAULT_POOL_BYTES
+    return max(int(free * FREE_SHARE) - model.config.matrix_elements * ITEMSIZE[model.dtype], 0)
+
+
+def pool_geometry(settings: Settings, model: Model, max_len: int, budget: int) -> KVGeometry:
+    """Geometry of the engine's pool; by default every slot fits at ``max_len`` tokens, within ``budget`` bytes.
 
     Raises:
         InvalidLayout: the model's heads do not divide, or slot ids would not fit.
@@ -69,5 +81,5 @@ def pool_geometry(settings: Settings, model: Model, max_len: int) -> KVGeometry:
     )
     one_block.check_query_heads(config.num_heads, f"model {model.name!r}")
     full = settings.slots * -(-max_len // settings.block_size)
-    affordable = max(DEFAULT_POOL_BYTES // (one_block.layer_bytes * one_block.num_layers), 1)
+    affordable = max(budget // (one_block.layer_bytes * one_block.num_layers), 1)
     return replace(one_block, num_blocks=settings.num_blocks or min(full, affordable) + 1)

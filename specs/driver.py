@@ -61,7 +61,7 @@ class Driver(ABC):
     ``info`` may hold counts of the driver's own, looked up anew each time: ``bytes_down``, bytes of device memory that reached the
     host (an emit's when somebody reads it, not when its copy is queued), and ``waits``, how often it waited for work it had queued.
     The tests of clause D7 look at those that are there, and the conformance statement says which: what a driver does inside one of
-    its methods no caller sees.
+    its methods no caller sees. ``free_bytes``, where it is there, is device memory that is free now: an engine sizes its pool by it.
     """
 
     capabilities: Capabilities

@@ -16,6 +16,10 @@ import pytest
 from forebay.specs.suite.collected import check_ids
 from tests.selection.fakes import Site
 
+# Triton interprets or compiles in a process, never both, and decides when it is imported: here it interprets, and tests of
+# compilation run in processes of their own.
+os.environ["TRITON_INTERPRET"] = "1"
+
 GOLDEN = Path(__file__).parent / "golden" / "smollm2_fp32.json"
 
 

@@ -113,7 +113,7 @@ class CudaPlatform:
                 raise ValueError(f"{size} bytes of host memory cannot be page-locked: status {status} of the runtime")
         self._registered[address] = self._registered.get(address, 0) + 1
         # Under unified addressing a mapped address is the device's as well; torch makes a storage of an address by this one function.
-        on_device = torch._C._construct_storage_from_data_pointer(address, self._device, size)  # type: ignore[attr-defined]  # noqa: SLF001
+        on_device = torch._C._construct_storage_from_data_pointer(address, self._device, size)  # noqa: SLF001
         return torch.empty(0, dtype=host.dtype, device=self._device).set_(
             on_device, host.storage_offset(), host.shape, host.stride()
         )

@@ -67,10 +67,10 @@ class Kernels:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for a kernel's output; while a Segment is captured it belongs to the trace."""
         with self.unseen():
-            if self.rehearsing:
-                made = torch.empty(tuple(shape), dtype=dtype, device="meta")
-            else:
-                made = self._platform.empty(shape, dtype)
+            blank = self.rehearsing
+            made = (
+                torch.empty(tuple(shape), dtype=dtype, device="meta") if blank else self._platform.empty(shape, dtype)
+            )
         return made if self.guard is None else self.guard.adopt(made)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -147,8 +147,7 @@ class Kernels:
     def stage(
         self, pool: Pool, storage: tuple[Tensor, ...], packed: Sequence[Tensor], blocks: Tensor, tokens: int
     ) -> None:
-        """``packed`` blocks ``[n, BS, Hkv, D]`` of K, and of V where it is stored, to pool blocks; ``blocks`` int32 ``[2, n]``: which, and
-        where to."""
+        """``packed`` blocks ``[n, BS, Hkv, D]`` of K, and of V where it is stored, to pool blocks. ``blocks`` int32 ``[2, n]``: from, to."""
         k, v = kv_views(pool.layout, storage, pool.geometry)
         both = len(packed) == 2  # LATENT keeps V inside K
         staging.stage_rows(

@@ -20,10 +20,9 @@ def open_interpreter() -> Driver:
     """
     if "triton" not in sys.modules:
         os.environ[INTERPRET] = "1"
+    import triton.language as tl
     from triton import knobs
     from triton.runtime.interpreter import InterpretedFunction
-
-    import triton.language as tl
 
     if not (knobs.runtime.interpret and isinstance(tl.sum, InterpretedFunction)):
         raise BackendUnavailable(

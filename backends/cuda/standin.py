@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -40,9 +40,9 @@ class StandInTensor(torch.Tensor):
     stream: Stream
 
     @staticmethod
-    def __new__(cls, memory: Tensor, stream: Stream) -> StandInTensor:
+    def __new__(cls, memory: Tensor, stream: Stream) -> Self:
         """A handle to ``memory``."""
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001  (torch's way to such tensors)
+        made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001  (torch's way to such tensors)
             cls,
             memory.shape,
             strides=memory.stride(),
@@ -51,15 +51,16 @@ class StandInTensor(torch.Tensor):
             device=HOST,
         )
         made.memory, made.stream = memory, stream
-        return made  # type: ignore[no-any-return]
+        return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001  (operations are seen one level below)
+    # Operations are seen one level below.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"StandInTensor({str(self.dtype).removeprefix('torch.')}{list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Hand an operation to the stream of its first tensor."""
@@ -135,7 +136,7 @@ class Stream:
         """Do the first ``serial`` entries of all.
 
         Raises:
-            RuntimeError: a graph is being recorded, or the device is lost, or an entry fails, which loses it.
+            RuntimeError: a graph is being recorded, or the device is lost; an entry that fails loses it.
         """
         self._check()
         if self.graph is not None:
@@ -147,7 +148,9 @@ class Stream:
                 except BaseException as error:
                     self.lost = f"{type(error).__name__}: {error}"
                     self._entries.clear()
-                    raise
+                    if not isinstance(error, Exception):
+                        raise
+                    raise RuntimeError(f"the stand-in for a device is lost: {self.lost}") from error
                 self.finished += 1
 
     def synchronize(self) -> None:

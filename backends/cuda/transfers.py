@@ -53,7 +53,7 @@ class StagingRing:
         self._used: deque[tuple[int, int, Event]] = deque()
 
     def send(self, bits: HostArray, target: Tensor) -> None:
-        """Ask for a copy of the bytes of ``bits`` to ``target``, contiguous and of the same size; ``bits`` may be used again at once."""
+        """Ask for a copy of the bytes of ``bits`` to ``target``, contiguous and as large; ``bits`` may be used again at once."""
         source = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
         flat = target.reshape(-1).view(torch.uint8)
         most = len(self._bytes)

@@ -106,6 +106,14 @@ class ModelConfig:
         """Width of all key (or value) heads together: num_kv_heads * head_dim."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of all weight matrices; norms and biases are left out."""
+        attention = self.hidden_size * 2 * (self.query_size + self.kv_size)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_layers * layer + embeddings
+
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read ``config.json`` and, where it is there, ``generation_config.json`` of ``folder``.

@@ -1,0 +1,50 @@
+"""A pool sized by default fits what the device has free beside the weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.runtime import Model, Settings
+from forebay.runtime.models.llama_tensors import expected_tensors
+from forebay.runtime.sizing import DEFAULT_POOL_BYTES, FREE_SHARE, pool_budget, pool_geometry
+from forebay.specs import Backend
+from forebay.specs.dtypes import ITEMSIZE
+from tests.runtime.harness import MAX_POSITIONS
+
+
+def says(backend: Backend, monkeypatch: pytest.MonkeyPatch, **known: int) -> Backend:
+    """The backend with a driver that says more of itself."""
+    driver = backend._driver
+    monkeypatch.setattr(driver, "info", {**driver.info, **known})
+    return backend
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of the model's matrices, by the list of its tensors."""
+    shapes = expected_tensors(model.config).values()
+    return sum(ITEMSIZE[model.dtype] * shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+
+
+def test_a_device_that_says_nothing_gets_the_default(backend: Backend, tiny_model: Model) -> None:
+    assert pool_budget(backend, tiny_model) == DEFAULT_POOL_BYTES
+
+
+@pytest.mark.parametrize("blocks", [1, 5, 40])
+def test_the_pool_takes_what_the_weights_leave(
+    blocks: int, backend: Backend, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = pool_geometry(Settings(num_blocks=2, block_size=4, slots=8), tiny_model, MAX_POSITIONS, 0)
+    block = g.layer_bytes * g.num_layers // g.num_blocks
+    free = int((weight_bytes(tiny_model) + blocks * block) / FREE_SHARE) + 4
+    budget = pool_budget(says(backend, monkeypatch, free_bytes=free), tiny_model)
+    made = pool_geometry(Settings(block_size=4, slots=8), tiny_model, MAX_POSITIONS, budget)
+    assert made.num_blocks == blocks + 1  # the sink is one more
+
+
+def test_a_pool_that_fits_holds_every_slot_and_a_full_device_gets_one_block(
+    backend: Backend, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(block_size=4, slots=8)
+    for free, blocks in ((1 << 40, 8 * MAX_POSITIONS // 4), (0, 1)):
+        budget = pool_budget(says(backend, monkeypatch, free_bytes=free), tiny_model)
+        assert pool_geometry(settings, tiny_model, MAX_POSITIONS, budget).num_blocks == blocks + 1
