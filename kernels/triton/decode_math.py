@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import triton
 import triton.language as tl
+
+MOST_TOKENS: Final = 2**30
+"""Tokens of a row beyond these count as missing: 32-bit sums of positions and tile sizes stay exact."""
+LEAST: Final = tl.constexpr(-3.4028234663852886e38)
+"""The least float32: a running maximum that starts there is finite, so that no difference of infinities is taken."""
 
 
 @triton.jit
@@ -25,6 +30,9 @@ def capped(score: Any, softcap: Any) -> Any:
     x = score / softcap
     size = tl.abs(x)
     z = x * x
-    near = ((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z - 3.33332819422e-1) * z
+    near = (
+        (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+        - 3.33332819422e-1
+    ) * z
     far = 1.0 - 2.0 / (tl.exp(size + size) + 1.0)
     return softcap * tl.where(size < 0.625, x * near + x, tl.where(x < 0.0, -far, far))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import triton
 import triton.language as tl
 
-from .decode_math import row_splits
-
-LEAST: Final = tl.constexpr(-3.4028234663852886e38)
+from .decode_math import LEAST, row_splits
 
 
 @triton.jit
-def merge_tile(pointers: Any, acc: Any, shrink: Any, share: Any, there: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr) -> Any:
+def merge_tile(
+    pointers: Any,
+    acc: Any,
+    shrink: Any,
+    share: Any,
+    there: Any,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+) -> Any:
     """``acc * shrink + share * part`` of the columns of a partial result; what is not ``there [R]`` is not read."""
     held = there[:, None] & (FIRST + tl.arange(0, WIDTH) < DIM)[None, :]
     return acc * shrink[:, None] + share[:, None] * tl.load(pointers, mask=held, other=0.0)
@@ -62,7 +69,9 @@ def merge_rows(
             partial = (part_out + place * VALUE_DIM)[:, None]
             acc = merge_tile(partial + column[None, :], acc, shrink, share, there, VALUE_DIM, V_MAIN, 0)
             if V_REST > 0:
-                acc_rest = merge_tile(partial + rest[None, :], acc_rest, shrink, share, there, VALUE_DIM, V_REST, V_MAIN)
+                acc_rest = merge_tile(
+                    partial + rest[None, :], acc_rest, shrink, share, there, VALUE_DIM, V_REST, V_MAIN
+                )
         head = row % HEADS
         result = ((out + b * out_b) + t * out_t + head * out_h)[:, None]
         acc = acc / total[:, None]
@@ -77,7 +86,7 @@ def merge_rows(
 
 @triton.jit
 def count_invalid(
-    visible: Any, table: Any, invalid: Any, pid: Any, batch: Any, table_tokens: Any, table_len: Any, first_block: Any, num_blocks: Any,
+    visible: Any, table: Any, invalid: Any, pid: Any, batch: Any, table_len: Any, first_block: Any, num_blocks: Any,
     query_len: Any, window: Any, table_b: Any, table_c: Any,
     BLOCK_SIZE: tl.constexpr, COUNT_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -106,15 +115,58 @@ def count_invalid(
         tl.atomic_add(invalid, number)
 
 
-@triton.jit(do_not_specialize=["rows", "batch", "table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window", "slots"])
+@triton.jit(
+    do_not_specialize=[
+        "rows",
+        "batch",
+        "table_tokens",
+        "table_len",
+        "first_block",
+        "num_blocks",
+        "query_len",
+        "window",
+        "slots",
+    ]
+)
 def reduce_kernel(
-    visible, table, invalid, out, lse, part_out, part_lse,
-    rows, batch, table_tokens, table_len, first_block, num_blocks, query_len, window, slots,
-    table_b, table_c, out_b, out_t, out_h, out_d, lse_b, lse_t, lse_h,
-    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, VALUE_DIM: tl.constexpr, V_MAIN: tl.constexpr, V_REST: tl.constexpr,
-    BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, COUNT_ROWS: tl.constexpr, COLUMNS: tl.constexpr, MAY_SPLIT: tl.constexpr,
-):  # fmt: skip
+    visible: Any,
+    table: Any,
+    invalid: Any,
+    out: Any,
+    lse: Any,
+    part_out: Any,
+    part_lse: Any,
+    rows: Any,
+    batch: Any,
+    table_tokens: Any,
+    table_len: Any,
+    first_block: Any,
+    num_blocks: Any,
+    query_len: Any,
+    window: Any,
+    slots: Any,
+    table_b: Any,
+    table_c: Any,
+    out_b: Any,
+    out_t: Any,
+    out_h: Any,
+    out_d: Any,
+    lse_b: Any,
+    lse_t: Any,
+    lse_h: Any,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    V_MAIN: tl.constexpr,
+    V_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COUNT_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
+) -> None:
     """Grid: (programs for all rows, and for all batch rows to count in, programs that share the columns of a batch row).
 
     ``table`` is the one to count in. Without MAY_SPLIT no row can have several splits, and there is no scratch.
@@ -129,6 +181,6 @@ def reduce_kernel(
             )  # fmt: skip
     if pid * COUNT_ROWS < batch:
         count_invalid(
-            visible, table, invalid, pid, batch, table_tokens, table_len, first_block, num_blocks, query_len, window,
+            visible, table, invalid, pid, batch, table_len, first_block, num_blocks, query_len, window,
             table_b, table_c, BLOCK_SIZE, COUNT_ROWS, COLUMNS,
         )  # fmt: skip

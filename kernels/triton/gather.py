@@ -1,15 +1,16 @@
-"""Gather: the visible rows of each sequence from paged memory to contiguous blocks, for the same attention over a table that counts up."""
+"""Gather: the visible rows of each sequence, from paged memory to blocks of its own, for the same attention over those."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
 import triton
 import triton.language as tl
 
+from .decode_math import MOST_TOKENS
 from .launching import Launch, cdiv, launch_now, power_of_two
-from .paged_decode import MOST_TOKENS
 
 
 @triton.jit
@@ -32,12 +33,45 @@ def copy_rows(
 
 @triton.jit(do_not_specialize=["table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window"])
 def gather_kernel(
-    k, v, table, visible, k_out, v_out, identity,
-    table_tokens, table_len, first_block, num_blocks, query_len, window,
-    k_n, k_s, k_h, k_d, v_n, v_s, v_h, v_d, ko_n, ko_s, ko_h, ko_d, vo_n, vo_s, vo_h, vo_d, table_b, table_c, identity_b,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    k: Any,
+    v: Any,
+    table: Any,
+    visible: Any,
+    k_out: Any,
+    v_out: Any,
+    identity: Any,
+    table_tokens: Any,
+    table_len: Any,
+    first_block: Any,
+    num_blocks: Any,
+    query_len: Any,
+    window: Any,
+    k_n: Any,
+    k_s: Any,
+    k_h: Any,
+    k_d: Any,
+    v_n: Any,
+    v_s: Any,
+    v_h: Any,
+    v_d: Any,
+    ko_n: Any,
+    ko_s: Any,
+    ko_h: Any,
+    ko_d: Any,
+    vo_n: Any,
+    vo_s: Any,
+    vo_h: Any,
+    vo_d: Any,
+    table_b: Any,
+    table_c: Any,
+    identity_b: Any,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
     """Grid: (batch rows, programs that share the tokens of a row)."""
     b = tl.program_id(0).to(tl.int64)
     end = tl.maximum(tl.load(visible + b), 0)
@@ -123,11 +157,15 @@ def gather(
         if tuple(target.shape) != wanted or target.dtype != source.dtype:
             raise ValueError(f"{name}: got {target.dtype} {list(target.shape)}, expected {source.dtype} {list(wanted)}")
     if table.dtype != torch.int32 or visible.dtype != torch.int32 or identity.dtype != torch.int32:
-        raise ValueError(f"table, visible, identity: got {table.dtype}, {visible.dtype}, {identity.dtype}, expected int32")
+        raise ValueError(
+            f"table, visible, identity: got {table.dtype}, {visible.dtype}, {identity.dtype}, expected int32"
+        )
     if tuple(identity.shape) != (batch, table_len) or (table_len > 1 and identity.stride(1) != 1):
         raise ValueError(f"identity: got {list(identity.shape)}, expected [{batch}, {table_len}], columns side by side")
     if not 0 <= table_len <= table.shape[1] or batch * table_len >= 2**31:
-        raise ValueError(f"table_len: got {table_len}, expected at most the width {table.shape[1]} and B * table_len below 2^31")
+        raise ValueError(
+            f"table_len: got {table_len}, expected at most the width {table.shape[1]} and B * table_len below 2^31"
+        )
     if batch == 0 or table_len == 0:
         return
     table_tokens = min(table_len * block_size, MOST_TOKENS)
@@ -138,7 +176,12 @@ def gather(
         *(k, v, table, visible, k_out, v_out, identity),
         *(table_tokens, table_len, first_block, num_blocks, query_len),
         None if window is None else min(window, MOST_TOKENS),
-        *(*k.stride(), *(k if v is None else v).stride(), *k_out.stride(), *(k_out if v_out is None else v_out).stride()),
+        *(
+            *k.stride(),
+            *(k if v is None else v).stride(),
+            *k_out.stride(),
+            *(k_out if v_out is None else v_out).stride(),
+        ),
         *(*table.stride(), identity.stride(0)),
         HEADS=heads,
         HEAD_DIM=head_dim,

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+
 import triton
 import triton.language as tl
 
-from .decode_reduce import LEAST
+from .decode_math import LEAST
 from .launching import Empty, Launch, cdiv, launch_now, power_of_two
 
 AT_ONCE: Final = 8
@@ -17,8 +18,21 @@ AT_ONCE: Final = 8
 
 
 @triton.jit
-def add_part(out: Any, lse: Any, out_row: Any, out_d: Any, lse_row: Any, row: Any, column: Any, held: Any, inside: Any, acc: Any, peak: Any, total: Any) -> Any:
-    """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing, whatever it holds."""
+def add_part(
+    out: Any,
+    lse: Any,
+    out_row: Any,
+    out_d: Any,
+    lse_row: Any,
+    row: Any,
+    column: Any,
+    held: Any,
+    inside: Any,
+    acc: Any,
+    peak: Any,
+    total: Any,
+) -> Any:
+    """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing."""
     part_lse = tl.load(lse + row * lse_row, mask=held, other=float("-inf"))
     there = part_lse > float("-inf")
     part = tl.load((out + row * out_row)[:, None] + (column * out_d)[None, :], mask=there[:, None] & inside, other=0.0)
@@ -30,11 +44,59 @@ def add_part(out: Any, lse: Any, out_row: Any, out_d: Any, lse_row: Any, row: An
 
 @triton.jit(do_not_specialize=["rows", "count", "merged"])
 def merge_kernel(
-    out0, out1, out2, out3, out4, out5, out6, out7, lse0, lse1, lse2, lse3, lse4, lse5, lse6, lse7,
-    or0, or1, or2, or3, or4, or5, or6, or7, od0, od1, od2, od3, od4, od5, od6, od7, lr0, lr1, lr2, lr3, lr4, lr5, lr6, lr7,
-    out, lse, sum_out, sum_peak, sum_total, rows, count, merged,
-    DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, FINAL: tl.constexpr,
-):  # fmt: skip
+    out0: Any,
+    out1: Any,
+    out2: Any,
+    out3: Any,
+    out4: Any,
+    out5: Any,
+    out6: Any,
+    out7: Any,
+    lse0: Any,
+    lse1: Any,
+    lse2: Any,
+    lse3: Any,
+    lse4: Any,
+    lse5: Any,
+    lse6: Any,
+    lse7: Any,
+    or0: Any,
+    or1: Any,
+    or2: Any,
+    or3: Any,
+    or4: Any,
+    or5: Any,
+    or6: Any,
+    or7: Any,
+    od0: Any,
+    od1: Any,
+    od2: Any,
+    od3: Any,
+    od4: Any,
+    od5: Any,
+    od6: Any,
+    od7: Any,
+    lr0: Any,
+    lr1: Any,
+    lr2: Any,
+    lr3: Any,
+    lr4: Any,
+    lr5: Any,
+    lr6: Any,
+    lr7: Any,
+    out: Any,
+    lse: Any,
+    sum_out: Any,
+    sum_peak: Any,
+    sum_total: Any,
+    rows: Any,
+    count: Any,
+    merged: Any,
+    DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FINAL: tl.constexpr,
+) -> None:
     """Merge ``count`` parts into the sums of ``merged`` parts before them; FINAL writes ``out`` and ``lse``, else the sums."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_D).to(tl.int64)
@@ -105,7 +167,9 @@ def merge_partials(
         raise ValueError(f"got {len(outs)} outputs and {len(lses)} LSEs, expected as many, at least one")
     for part, part_lse in zip((*outs, out), (*lses, lse), strict=True):
         if part.shape != out.shape or part.dtype != out.dtype or part_lse.dtype != torch.float32:
-            raise ValueError(f"got a part {part.dtype} {list(part.shape)} with LSE {part_lse.dtype}, expected {out.dtype} {list(out.shape)}")
+            raise ValueError(
+                f"got a part {part.dtype} {list(part.shape)} with LSE {part_lse.dtype}, expected {out.dtype} {list(out.shape)}"
+            )
         if tuple(part_lse.shape) != tuple(out.shape[:-1]):
             raise ValueError(f"got an LSE {list(part_lse.shape)} for an output {list(out.shape)}")
     dim = out.shape[-1]
@@ -150,6 +214,8 @@ def row_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
         if expected is None:
             step = own
         elif own != expected:
-            raise ValueError(f"rows of shape {list(shape)} and strides {list(stride)} are not evenly spaced; make the tensor contiguous")
+            raise ValueError(
+                f"rows of shape {list(shape)} and strides {list(stride)} are not evenly spaced; make the tensor contiguous"
+            )
         expected = own * size
     return step

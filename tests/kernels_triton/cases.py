@@ -33,7 +33,9 @@ def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(POISON).repeat(count // 3 + 1)[:count].reshape(tuple(shape)).to(dtype)
 
 
-def views(layout: str, blocks: int, bs: int, heads: int, dim: int, value_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def views(
+    layout: str, blocks: int, bs: int, heads: int, dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Poisoned K ``[NB, BS, H, D]`` and V ``[NB, BS, H, Dv]`` as views of a store of the layout."""
     if layout == "NHD":
         return poison((blocks, bs, heads, dim), dtype), poison((blocks, bs, heads, value_dim), dtype)

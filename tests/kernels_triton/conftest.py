@@ -14,6 +14,6 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     )
 os.environ["TRITON_INTERPRET"] = "1"
 
-from forebay.kernels.triton.interpreter import mend  # noqa: E402  # the variable comes first
+from forebay.kernels.triton.interpreter import mend  # the variable comes first
 
 mend()

@@ -16,7 +16,9 @@ from tests.kernels_triton.loads import counted
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_visible_rows_and_no_others_are_copied(layout: str, window: int | None) -> None:
-    case = make((40, 0, 17), dim=24, layout=layout, bad=[(0, 1)], extra=2, query_len=3, dtype=torch.bfloat16, window=window)
+    case = make(
+        (40, 0, 17), dim=24, layout=layout, bad=[(0, 1)], extra=2, query_len=3, dtype=torch.bfloat16, window=window
+    )
     untouched = torch.tensor(77.0, dtype=torch.bfloat16)
     latent = layout == "LATENT"
     k = untouched.repeat(3 * case.table_len, *case.k.shape[1:])

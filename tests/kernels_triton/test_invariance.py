@@ -15,7 +15,12 @@ from tests.kernels_triton.loads import counted
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SMALL = {"block_n": 16, "min_split": 32, "max_splits": 4}
 LENGTHS = (300, 33, 0, 1, 129, 64, 128, 65)
-PARAMS: tuple[dict[str, Any], ...] = ({}, {"window": 45}, {"softcap": 3.0, "scale": 1.0}, {"sinks": torch.linspace(-2, 2, 6)})
+PARAMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 45},
+    {"softcap": 3.0, "scale": 1.0},
+    {"sinks": torch.linspace(-2, 2, 6)},
+)
 
 
 @pytest.mark.clause("D5", "D3")
@@ -60,7 +65,9 @@ def test_direct_equals_gather(query_len: int, layout: str) -> None:
                 bad=[(1, 2), (0, 1)], tiles=SMALL, **params,
             )  # fmt: skip
             assert_same_bits(case.check("gather"), case.run())
+    case = make((160, 70, 0, 160), group=3, dim=24, layout=layout, query_len=query_len, tiles=SMALL)
     behind = replace(case, visible=torch.tensor([170, 70, 0, 400], dtype=torch.int32))
+    behind.check()
     assert_same_bits(behind.run("gather"), behind.run())
 
 

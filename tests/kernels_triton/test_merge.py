@@ -63,7 +63,9 @@ def test_halves_of_a_table_merge_to_the_whole() -> None:
     parts = []
     for low, high in ((0, 1), (1, 1), (1, 4)):
         rows = torch.full((2,), 16 * (high - low), dtype=torch.int32)
-        part = case.__class__(**(case.__dict__ | {"table": case.table[:, low:high], "visible": rows, "table_len": high - low}))
+        part = case.__class__(
+            **(case.__dict__ | {"table": case.table[:, low:high], "visible": rows, "table_len": high - low})
+        )
         parts.append([torch.from_numpy(x) for x in part.run()[:2]])
     out, lse = merged(*([*x] for x in zip(*parts, strict=True)))
     np.testing.assert_allclose(out, whole[0], atol=2e-6)

@@ -45,7 +45,7 @@ def test_every_pair_of_dtypes(group: int, q_dtype: torch.dtype, dtype: torch.dty
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_weights_keep_their_precision_beside_values_of_two_bytes(dtype: torch.dtype, group: int) -> None:
-    """Against attention with weights rounded to the values' type, whose error is ten times what is left here, but for out's rounding."""
+    """Weights rounded to the values' type would leave ten times the error that is left here beside the rounding of out."""
     case = make((500,), group=group, q_dtype=dtype, dtype=dtype, tiles={"block_n": 64})
     out, _, _ = case.run()
     want, _, _, _ = attend(case)
@@ -70,8 +70,12 @@ def test_head_sizes_in_two_pieces(layout: str, dim: int) -> None:
     from forebay.kernels.triton.decode_config import pieces
 
     for group, value_dim in ((1, None), (3, dim // 2), (3, None)):
-        case = make((70, 5, 0), group=group, dim=dim, value_dim=value_dim, layout=layout, query_len=2 if group == 3 else 1)
-        case.with_tiles(head_pieces=pieces(dim, whole_up_to=16), value_pieces=pieces(case.v.shape[3], whole_up_to=16), **SMALL).check()
+        case = make(
+            (70, 5, 0), group=group, dim=dim, value_dim=value_dim, layout=layout, query_len=2 if group == 3 else 1
+        )
+        case.with_tiles(
+            head_pieces=pieces(dim, whole_up_to=16), value_pieces=pieces(case.v.shape[3], whole_up_to=16), **SMALL
+        ).check()
 
 
 @pytest.mark.clause("D6")
@@ -85,7 +89,9 @@ def test_the_sizes_of_latent_attention(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("query_len", [1, 3])
 def test_any_group_of_query_heads(query_len: int, group: int) -> None:
     """Also more rows than a query block has."""
-    make((37, 1, 0), group=group, dim=32, query_len=query_len, tiles={"block_m": 16} if query_len * group > 1 else {}).check()
+    make(
+        (37, 1, 0), group=group, dim=32, query_len=query_len, tiles={"block_m": 16} if query_len * group > 1 else {}
+    ).check()
 
 
 @pytest.mark.clause("D6", "L3")
@@ -123,7 +129,9 @@ def test_every_parameter(name: str, query_len: int) -> None:
 @pytest.mark.parametrize("query_len", [2, 7, 40])
 def test_several_queries(query_len: int, window: int | None) -> None:
     """Rows with fewer keys than queries, and queries of one block whose splits differ in length."""
-    case = make((0, 1, 6, 32, 64, 129, 145), group=3, kv_heads=1, dim=16, query_len=query_len, window=window, tiles=SMALL)
+    case = make(
+        (0, 1, 6, 32, 64, 129, 145), group=3, kv_heads=1, dim=16, query_len=query_len, window=window, tiles=SMALL
+    )
     case.check()
     case.with_tiles(block_m=16).check()
 
@@ -152,7 +160,9 @@ def test_invalid_blocks_are_zero_rows_that_take_part(params: dict[str, Any], que
 
 @pytest.mark.clause("D2", "D1")
 @pytest.mark.parametrize("query_len", [1, 3])
-@pytest.mark.parametrize("params", [{}, {"window": 20}, {"window": 70, "sinks": SINKS}, {"softcap": 3.0, "sinks": SINKS - 3}])
+@pytest.mark.parametrize(
+    "params", [{}, {"window": 20}, {"window": 70, "sinks": SINKS}, {"softcap": 3.0, "sinks": SINKS - 3}]
+)
 def test_tokens_behind_the_table_are_missing_blocks(params: dict[str, Any], query_len: int) -> None:
     """The device alone knows such lengths; columns behind table_len hold blocks, and are not followed."""
     for tiles in ({}, SMALL):
