@@ -5,8 +5,6 @@ The softmax over the tiles of a split is the online one of Milakov and Gimelshei
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -14,7 +12,9 @@ from .decode_math import LEAST, capped, row_splits
 
 
 @triton.jit
-def load_tile(pointers: Any, held: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr) -> Any:
+def load_tile(
+    pointers: tl.tensor, held: tl.tensor, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr
+) -> tl.tensor:
     """Columns FIRST to FIRST + WIDTH of the rows at ``pointers [N, WIDTH]`` that are ``held [N]``, zeros elsewhere."""
     if FIRST + WIDTH <= DIM:
         return tl.load(pointers, mask=held[:, None], other=0.0)
@@ -25,8 +25,13 @@ def load_tile(pointers: Any, held: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, 
 
 @triton.jit
 def load_query(
-    pointers: Any, rows_held: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, IN_FLOAT32: tl.constexpr
-) -> Any:
+    pointers: tl.tensor,
+    rows_held: tl.tensor,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+) -> tl.tensor:
     """The same of query rows, in float32 if so asked."""
     tile = load_tile(pointers, rows_held, DIM, WIDTH, FIRST)
     if IN_FLOAT32:
@@ -36,7 +41,7 @@ def load_query(
 
 
 @triton.jit
-def products(queries: Any, keys: Any, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr) -> Any:
+def products(queries: tl.tensor, keys: tl.tensor, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr) -> tl.tensor:
     """Scores ``[M, N]`` in float32 of queries ``[M, D]`` and keys ``[N, D]``; ``M`` is 1 without USE_DOT."""
     if IN_FLOAT32:
         keys = keys.to(tl.float32)
@@ -47,7 +52,9 @@ def products(queries: Any, keys: Any, USE_DOT: tl.constexpr, IN_FLOAT32: tl.cons
 
 
 @triton.jit
-def weighted(weights: Any, values: Any, total: Any, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr) -> Any:
+def weighted(
+    weights: tl.tensor, values: tl.tensor, total: tl.tensor, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr
+) -> tl.tensor:
     """``total [M, D] + weights [M, N] @ values [N, D]``, float32.
 
     Weights keep their precision beside values of two bytes: they are the sum of two numbers of that type.
@@ -64,8 +71,13 @@ def weighted(weights: Any, values: Any, total: Any, USE_DOT: tl.constexpr, IN_FL
 
 @triton.jit
 def store_rows(
-    pointers: Any, tile: Any, rows_held: Any, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr
-) -> Any:
+    pointers: tl.tensor,
+    tile: tl.tensor,
+    rows_held: tl.tensor,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+) -> tl.tensor:
     """Store the columns of ``tile [M, WIDTH]`` that are below DIM, in the rows that are ``rows_held [M]``."""
     held = rows_held[:, None]
     if FIRST + WIDTH > DIM:
@@ -75,45 +87,45 @@ def store_rows(
 
 @triton.jit(do_not_specialize=["table_tokens", "first_block", "num_blocks", "query_len", "window", "slots"])
 def decode_kernel(
-    q: Any,
-    k: Any,
-    v: Any,
-    table: Any,
-    visible: Any,
-    sinks: Any,
-    out: Any,
-    lse: Any,
-    part_out: Any,
-    part_lse: Any,
-    table_tokens: Any,
-    first_block: Any,
-    num_blocks: Any,
-    query_len: Any,
-    window: Any,
-    scale: Any,
-    softcap: Any,
-    slots: Any,
-    q_b: Any,
-    q_t: Any,
-    q_h: Any,
-    q_d: Any,
-    k_n: Any,
-    k_s: Any,
-    k_h: Any,
-    k_d: Any,
-    v_n: Any,
-    v_s: Any,
-    v_h: Any,
-    v_d: Any,
-    table_b: Any,
-    table_c: Any,
-    out_b: Any,
-    out_t: Any,
-    out_h: Any,
-    out_d: Any,
-    lse_b: Any,
-    lse_t: Any,
-    lse_h: Any,
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    visible: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    table_tokens: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
+    query_len: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    slots: tl.tensor,
+    q_b: tl.tensor,
+    q_t: tl.tensor,
+    q_h: tl.tensor,
+    q_d: tl.tensor,
+    k_n: tl.tensor,
+    k_s: tl.tensor,
+    k_h: tl.tensor,
+    k_d: tl.tensor,
+    v_n: tl.tensor,
+    v_s: tl.tensor,
+    v_h: tl.tensor,
+    v_d: tl.tensor,
+    table_b: tl.tensor,
+    table_c: tl.tensor,
+    out_b: tl.tensor,
+    out_t: tl.tensor,
+    out_h: tl.tensor,
+    out_d: tl.tensor,
+    lse_b: tl.tensor,
+    lse_t: tl.tensor,
+    lse_h: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SINGLE_QUERY: tl.constexpr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 import triton
@@ -15,8 +13,8 @@ from .launching import Launch, cdiv, launch_now, power_of_two
 
 @triton.jit
 def copy_rows(
-    source: Any, target: Any, blocks: Any, offsets: Any, tokens: Any, live: Any, held: Any,
-    s_n: Any, s_s: Any, s_h: Any, s_d: Any, t_n: Any, t_s: Any, t_h: Any, t_d: Any,
+    source: tl.tensor, target: tl.tensor, blocks: tl.tensor, offsets: tl.tensor, tokens: tl.tensor, live: tl.tensor, held: tl.tensor,
+    s_n: tl.tensor, s_s: tl.tensor, s_h: tl.tensor, s_d: tl.tensor, t_n: tl.tensor, t_s: tl.tensor, t_h: tl.tensor, t_d: tl.tensor,
     WIDTH: tl.constexpr, DIM: tl.constexpr, BLOCK_E: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copy WIDTH = heads x DIM elements a token that is ``held [N]``; one that is ``live`` and not held becomes zeros."""
@@ -33,38 +31,38 @@ def copy_rows(
 
 @triton.jit(do_not_specialize=["table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window"])
 def gather_kernel(
-    k: Any,
-    v: Any,
-    table: Any,
-    visible: Any,
-    k_out: Any,
-    v_out: Any,
-    identity: Any,
-    table_tokens: Any,
-    table_len: Any,
-    first_block: Any,
-    num_blocks: Any,
-    query_len: Any,
-    window: Any,
-    k_n: Any,
-    k_s: Any,
-    k_h: Any,
-    k_d: Any,
-    v_n: Any,
-    v_s: Any,
-    v_h: Any,
-    v_d: Any,
-    ko_n: Any,
-    ko_s: Any,
-    ko_h: Any,
-    ko_d: Any,
-    vo_n: Any,
-    vo_s: Any,
-    vo_h: Any,
-    vo_d: Any,
-    table_b: Any,
-    table_c: Any,
-    identity_b: Any,
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    visible: tl.tensor,
+    k_out: tl.tensor,
+    v_out: tl.tensor,
+    identity: tl.tensor,
+    table_tokens: tl.tensor,
+    table_len: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
+    query_len: tl.tensor,
+    window: tl.tensor,
+    k_n: tl.tensor,
+    k_s: tl.tensor,
+    k_h: tl.tensor,
+    k_d: tl.tensor,
+    v_n: tl.tensor,
+    v_s: tl.tensor,
+    v_h: tl.tensor,
+    v_d: tl.tensor,
+    ko_n: tl.tensor,
+    ko_s: tl.tensor,
+    ko_h: tl.tensor,
+    ko_d: tl.tensor,
+    vo_n: tl.tensor,
+    vo_s: tl.tensor,
+    vo_h: tl.tensor,
+    vo_d: tl.tensor,
+    table_b: tl.tensor,
+    table_c: tl.tensor,
+    identity_b: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,

@@ -20,6 +20,8 @@ _ASSUMED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (interpreter._patch_attr, ("obj", "name", "member", "builder", "scope")),  # noqa: SLF001
     (core.block_type.__init__, ("self", "element_ty", "shape")),
     (core.tensor.__init__, ("self", "handle", "type")),
+    (interpreter._get_np_dtype, ("tt_dtype",)),  # noqa: SLF001
+    (interpreter.interpreter_semantic.cast, ("input", "dst_ty", "fp_downcast_rounding")),
     (interpreter.interpreter_semantic.broadcast_impl_value, ("lhs", "rhs")),
     (interpreter.interpreter_semantic.expand_dims, ("input", "axis")),
     (
@@ -73,6 +75,19 @@ def _make_types_once() -> None:
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
     core.dtype.__eq__ = same
     core.block_type.to_ir = lambda self, _: self
+    _look_up_numpy_types_once()
+
+
+def _look_up_numpy_types_once() -> None:
+    look_up, known = interpreter._get_np_dtype, {}  # noqa: SLF001
+
+    def numpy_type(tt_dtype: Any) -> Any:
+        name = tt_dtype.name
+        if name not in known:
+            known[name] = look_up(tt_dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = numpy_type  # noqa: SLF001
 
 
 def _call_builtins_directly() -> None:
@@ -161,8 +176,18 @@ def _fit_operands() -> None:
             if other in _RANGE and allow_lhs_ptr and a.dtype.is_ptr():
                 return broadcast_impl_value(a, b)
             if one in _RANGE and other in _RANGE:  # of 32 and of 64 bits
-                return broadcast_impl_value(cast(a, tl.int64), cast(b, tl.int64))
+                return broadcast_impl_value(cast_impl(a, tl.int64), cast_impl(b, tl.int64))
         return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)  # type: ignore[no-any-return]
+
+    def cast_impl(input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:  # noqa: A002  # Triton's name
+        source, target = input.dtype, dst_ty.scalar
+        if source is target:
+            return input
+        if source.name not in _RANGE or target.name not in _RANGE:
+            return cast(input, dst_ty, fp_downcast_rounding)
+        shape = getattr(input.type, "forebay_shape", ())
+        data = input.handle.data.astype(_NUMPY[target.name])
+        return tensor(handle(data, target), block(target, shape) if shape else target)
 
     def expand_dims(input: Any, axis: int) -> Any:  # noqa: A002  # Triton's name
         shape = getattr(input.type, "forebay_shape", ())
@@ -172,4 +197,5 @@ def _fit_operands() -> None:
         return tensor(handle(data, input.dtype), block(input.dtype, (*shape[:axis], 1, *shape[axis:])))
 
     semantic.broadcast_impl_value, semantic.expand_dims = broadcast_impl_value, expand_dims
+    semantic.cast = cast_impl
     semantic.binary_op_type_checking_impl = binary_op_type_checking_impl
