@@ -97,7 +97,12 @@ def decode_tiles(
 
 
 def interpreted_tiles(
-    q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, query_len: int, head_dim: int, value_dim: int
+    q_dtype: torch.dtype,  # noqa: ARG001  # the parameters are those of decode_tiles
+    kv_dtype: torch.dtype,  # noqa: ARG001
+    group: int,
+    query_len: int,
+    head_dim: int,
+    value_dim: int,
 ) -> DecodeTiles:
     """Tiles for the interpreter: large ones, as it takes some 10 microseconds an operation, and one program a query block."""
     single = group == 1 and query_len == 1

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import triton
 import triton.language as tl
 
+MOST_TOKENS: Final = 2**30
+"""Tokens of a row beyond these count as missing: 32-bit sums of positions and tile sizes stay exact."""
+LEAST: Final = tl.constexpr(-3.4028234663852886e38)
+"""The least float32: a running maximum that starts there is finite, so that no difference of infinities is taken."""
+
 
 @triton.jit
-def row_splits(start: Any, kept: Any, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr) -> Any:
-    """Keys of a split of a row that sees keys ``start`` to ``kept``: a multiple of BLOCK_N that follows from their number alone."""
+def row_splits(
+    start: tl.tensor, kept: tl.tensor, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
+) -> tl.tensor:
+    """Keys of a split of a row that sees keys ``start`` to ``kept``: a multiple of BLOCK_N, from their number alone."""
     SHARE: tl.constexpr = MAX_SPLITS * BLOCK_N
     return tl.maximum((kept - start - 1) // SHARE * BLOCK_N + BLOCK_N, MIN_SPLIT)
 
 
 @triton.jit
-def capped(score: Any, softcap: Any) -> Any:
+def capped(score: tl.tensor, softcap: tl.tensor) -> tl.tensor:
     """``softcap * tanh(score / softcap)``, float32.
 
     tanh by the rational form of Cephes' ``tanhf`` (Moshier 1992) up to 0.625, where a difference of exponentials would lose the digits

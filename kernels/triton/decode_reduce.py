@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import triton
 import triton.language as tl
 
-from .decode_math import row_splits
-
-LEAST: Final = tl.constexpr(-3.4028234663852886e38)
+from .decode_math import LEAST, row_splits
 
 
 @triton.jit
 def merge_tile(
-    pointers: Any,
-    acc: Any,
-    shrink: Any,
-    share: Any,
-    there: Any,
+    pointers: tl.tensor,
+    acc: tl.tensor,
+    shrink: tl.tensor,
+    share: tl.tensor,
+    there: tl.tensor,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """``acc * shrink + share * part`` of the columns of a partial result; what is not ``there [R]`` is not read."""
     held = there[:, None] & (FIRST + tl.arange(0, WIDTH) < DIM)[None, :]
     return acc * shrink[:, None] + share[:, None] * tl.load(pointers, mask=held, other=0.0)
@@ -30,9 +26,9 @@ def merge_tile(
 
 @triton.jit
 def merge_rows(
-    visible: Any, out: Any, lse: Any, part_out: Any, part_lse: Any, pid: Any,
-    rows: Any, table_tokens: Any, query_len: Any, window: Any, slots: Any,
-    out_b: Any, out_t: Any, out_h: Any, out_d: Any, lse_b: Any, lse_t: Any, lse_h: Any,
+    visible: tl.tensor, out: tl.tensor, lse: tl.tensor, part_out: tl.tensor, part_lse: tl.tensor, pid: tl.tensor,
+    rows: tl.tensor, table_tokens: tl.tensor, query_len: tl.tensor, window: tl.tensor, slots: tl.tensor,
+    out_b: tl.tensor, out_t: tl.tensor, out_h: tl.tensor, out_d: tl.tensor, lse_b: tl.tensor, lse_t: tl.tensor, lse_h: tl.tensor,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V_MAIN: tl.constexpr, V_REST: tl.constexpr,
     BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -88,8 +84,8 @@ def merge_rows(
 
 @triton.jit
 def count_invalid(
-    visible: Any, table: Any, invalid: Any, pid: Any, batch: Any, table_tokens: Any, table_len: Any, first_block: Any, num_blocks: Any,
-    query_len: Any, window: Any, table_b: Any, table_c: Any,
+    visible: tl.tensor, table: tl.tensor, invalid: tl.tensor, pid: tl.tensor, batch: tl.tensor, table_len: tl.tensor,
+    first_block: tl.tensor, num_blocks: tl.tensor, query_len: tl.tensor, window: tl.tensor, table_b: tl.tensor, table_c: tl.tensor,
     BLOCK_SIZE: tl.constexpr, COUNT_ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add to ``invalid [1]`` the table entries that are no block of the pool, or missing, in the columns that a row's queries see."""
@@ -131,13 +127,44 @@ def count_invalid(
     ]
 )
 def reduce_kernel(
-    visible, table, invalid, out, lse, part_out, part_lse,
-    rows, batch, table_tokens, table_len, first_block, num_blocks, query_len, window, slots,
-    table_b, table_c, out_b, out_t, out_h, out_d, lse_b, lse_t, lse_h,
-    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, VALUE_DIM: tl.constexpr, V_MAIN: tl.constexpr, V_REST: tl.constexpr,
-    BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
-    ROWS: tl.constexpr, COUNT_ROWS: tl.constexpr, COLUMNS: tl.constexpr, MAY_SPLIT: tl.constexpr,
-):  # fmt: skip
+    visible: tl.tensor,
+    table: tl.tensor,
+    invalid: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    rows: tl.tensor,
+    batch: tl.tensor,
+    table_tokens: tl.tensor,
+    table_len: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
+    query_len: tl.tensor,
+    window: tl.tensor,
+    slots: tl.tensor,
+    table_b: tl.tensor,
+    table_c: tl.tensor,
+    out_b: tl.tensor,
+    out_t: tl.tensor,
+    out_h: tl.tensor,
+    out_d: tl.tensor,
+    lse_b: tl.tensor,
+    lse_t: tl.tensor,
+    lse_h: tl.tensor,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    V_MAIN: tl.constexpr,
+    V_REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COUNT_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
+) -> None:
     """Grid: (programs for all rows, and for all batch rows to count in, programs that share the columns of a batch row).
 
     ``table`` is the one to count in. Without MAY_SPLIT no row can have several splits, and there is no scratch.
@@ -152,6 +179,6 @@ def reduce_kernel(
             )  # fmt: skip
     if pid * COUNT_ROWS < batch:
         count_invalid(
-            visible, table, invalid, pid, batch, table_tokens, table_len, first_block, num_blocks, query_len, window,
+            visible, table, invalid, pid, batch, table_len, first_block, num_blocks, query_len, window,
             table_b, table_c, BLOCK_SIZE, COUNT_ROWS, COLUMNS,
         )  # fmt: skip

@@ -1,21 +1,20 @@
-"""Gather: the visible rows of each sequence from paged memory to contiguous blocks, for the same attention over a table that counts up."""
+"""Gather: the visible rows of each sequence, from paged memory to blocks of its own, for the same attention over those."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
 import triton
 import triton.language as tl
 
+from .decode_math import MOST_TOKENS
 from .launching import Launch, cdiv, launch_now, power_of_two
-from .paged_decode import MOST_TOKENS
 
 
 @triton.jit
 def copy_rows(
-    source: Any, target: Any, blocks: Any, offsets: Any, tokens: Any, live: Any, held: Any,
-    s_n: Any, s_s: Any, s_h: Any, s_d: Any, t_n: Any, t_s: Any, t_h: Any, t_d: Any,
+    source: tl.tensor, target: tl.tensor, blocks: tl.tensor, offsets: tl.tensor, tokens: tl.tensor, live: tl.tensor, held: tl.tensor,
+    s_n: tl.tensor, s_s: tl.tensor, s_h: tl.tensor, s_d: tl.tensor, t_n: tl.tensor, t_s: tl.tensor, t_h: tl.tensor, t_d: tl.tensor,
     WIDTH: tl.constexpr, DIM: tl.constexpr, BLOCK_E: tl.constexpr,
 ) -> None:  # fmt: skip
     """Copy WIDTH = heads x DIM elements a token that is ``held [N]``; one that is ``live`` and not held becomes zeros."""
@@ -32,12 +31,45 @@ def copy_rows(
 
 @triton.jit(do_not_specialize=["table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window"])
 def gather_kernel(
-    k, v, table, visible, k_out, v_out, identity,
-    table_tokens, table_len, first_block, num_blocks, query_len, window,
-    k_n, k_s, k_h, k_d, v_n, v_s, v_h, v_d, ko_n, ko_s, ko_h, ko_d, vo_n, vo_s, vo_h, vo_d, table_b, table_c, identity_b,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    visible: tl.tensor,
+    k_out: tl.tensor,
+    v_out: tl.tensor,
+    identity: tl.tensor,
+    table_tokens: tl.tensor,
+    table_len: tl.tensor,
+    first_block: tl.tensor,
+    num_blocks: tl.tensor,
+    query_len: tl.tensor,
+    window: tl.tensor,
+    k_n: tl.tensor,
+    k_s: tl.tensor,
+    k_h: tl.tensor,
+    k_d: tl.tensor,
+    v_n: tl.tensor,
+    v_s: tl.tensor,
+    v_h: tl.tensor,
+    v_d: tl.tensor,
+    ko_n: tl.tensor,
+    ko_s: tl.tensor,
+    ko_h: tl.tensor,
+    ko_d: tl.tensor,
+    vo_n: tl.tensor,
+    vo_s: tl.tensor,
+    vo_h: tl.tensor,
+    vo_d: tl.tensor,
+    table_b: tl.tensor,
+    table_c: tl.tensor,
+    identity_b: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+) -> None:
     """Grid: (batch rows, programs that share the tokens of a row)."""
     b = tl.program_id(0).to(tl.int64)
     end = tl.maximum(tl.load(visible + b), 0)

@@ -22,10 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
 import triton
 import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
+
+from .interpreter_speed import speed_up
 
 Array = npt.NDArray[Any]
 INNER = 256
@@ -81,7 +84,8 @@ def mend() -> None:
         )
     if getattr(interpreter, _MENDED, False):
         return
-    if not isinstance(tl.sum, interpreter.InterpretedFunction):
+    compiled = not isinstance(tl.sum, interpreter.InterpretedFunction)
+    if compiled:
         raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set; set it before the first import")
     missing = [
         f"{name}.{part}" if part else name
@@ -107,7 +111,7 @@ def _mend_bfloat16() -> None:
         data: Array = widened(x.data) if x.dtype.scalar == tl.bfloat16 else x.data.astype(np.float32, copy=False)
         return data
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+    def create_dot(_: Any, a: Any, b: Any, d: Any, *__: Any) -> Any:
         if d.data.dtype != np.float32 or not a.dtype.is_floating() or a.dtype.primitive_bitwidth == 8:
             raise NotImplementedError(
                 f"dot of {a.dtype} and {b.dtype} into {d.dtype}: only float operands of 16 or 32 bits"
@@ -156,9 +160,10 @@ def _mend_bfloat16() -> None:
 
 def _mend_launches() -> None:
     patch, run = interpreter._patch_lang, interpreter.InterpretedFunction.run  # noqa: SLF001
+    speed_up()
     patch(mend)  # its module holds both triton.language and triton.language.core
 
-    def patched(fn: Any) -> NothingToRestore:
+    def patched(_: Any) -> NothingToRestore:
         return NothingToRestore()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,11 +180,12 @@ def _mend_launches() -> None:
         builder, fn = interpreter.interpreter_builder, self.rewrite()
         builder.set_grid_dim(*sizes)
         try:
-            for x in range(sizes[0]):
-                for y in range(sizes[1]):
-                    for z in range(sizes[2]):
-                        builder.set_grid_idx(x, y, z)
-                        fn(**given)
+            with np.errstate(all="ignore"):  # a device does not tell of them
+                for x in range(sizes[0]):
+                    for y in range(sizes[1]):
+                        for z in range(sizes[2]):
+                            builder.set_grid_idx(x, y, z)
+                            fn(**given)
         except Exception as error:
             raise interpreter.InterpreterError(repr(error)) from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
+
 import triton
 import triton.language as tl
 
-from .decode_reduce import LEAST
+from .decode_math import LEAST
 from .launching import Empty, Launch, cdiv, launch_now, power_of_two
 
 AT_ONCE: Final = 8
@@ -18,20 +19,20 @@ AT_ONCE: Final = 8
 
 @triton.jit
 def add_part(
-    out: Any,
-    lse: Any,
-    out_row: Any,
-    out_d: Any,
-    lse_row: Any,
-    row: Any,
-    column: Any,
-    held: Any,
-    inside: Any,
-    acc: Any,
-    peak: Any,
-    total: Any,
-) -> Any:
-    """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing, whatever it holds."""
+    out: tl.tensor,
+    lse: tl.tensor,
+    out_row: tl.tensor,
+    out_d: tl.tensor,
+    lse_row: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    held: tl.tensor,
+    inside: tl.tensor,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+) -> tl.tensor:
+    """The running (acc ``[R, D]``, peak ``[R]``, total ``[R]``) with one part more; an empty part changes nothing."""
     part_lse = tl.load(lse + row * lse_row, mask=held, other=float("-inf"))
     there = part_lse > float("-inf")
     part = tl.load((out + row * out_row)[:, None] + (column * out_d)[None, :], mask=there[:, None] & inside, other=0.0)
@@ -43,11 +44,59 @@ def add_part(
 
 @triton.jit(do_not_specialize=["rows", "count", "merged"])
 def merge_kernel(
-    out0, out1, out2, out3, out4, out5, out6, out7, lse0, lse1, lse2, lse3, lse4, lse5, lse6, lse7,
-    or0, or1, or2, or3, or4, or5, or6, or7, od0, od1, od2, od3, od4, od5, od6, od7, lr0, lr1, lr2, lr3, lr4, lr5, lr6, lr7,
-    out, lse, sum_out, sum_peak, sum_total, rows, count, merged,
-    DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, FINAL: tl.constexpr,
-):  # fmt: skip
+    out0: tl.tensor,
+    out1: tl.tensor,
+    out2: tl.tensor,
+    out3: tl.tensor,
+    out4: tl.tensor,
+    out5: tl.tensor,
+    out6: tl.tensor,
+    out7: tl.tensor,
+    lse0: tl.tensor,
+    lse1: tl.tensor,
+    lse2: tl.tensor,
+    lse3: tl.tensor,
+    lse4: tl.tensor,
+    lse5: tl.tensor,
+    lse6: tl.tensor,
+    lse7: tl.tensor,
+    or0: tl.tensor,
+    or1: tl.tensor,
+    or2: tl.tensor,
+    or3: tl.tensor,
+    or4: tl.tensor,
+    or5: tl.tensor,
+    or6: tl.tensor,
+    or7: tl.tensor,
+    od0: tl.tensor,
+    od1: tl.tensor,
+    od2: tl.tensor,
+    od3: tl.tensor,
+    od4: tl.tensor,
+    od5: tl.tensor,
+    od6: tl.tensor,
+    od7: tl.tensor,
+    lr0: tl.tensor,
+    lr1: tl.tensor,
+    lr2: tl.tensor,
+    lr3: tl.tensor,
+    lr4: tl.tensor,
+    lr5: tl.tensor,
+    lr6: tl.tensor,
+    lr7: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    sum_out: tl.tensor,
+    sum_peak: tl.tensor,
+    sum_total: tl.tensor,
+    rows: tl.tensor,
+    count: tl.tensor,
+    merged: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FINAL: tl.constexpr,
+) -> None:
     """Merge ``count`` parts into the sums of ``merged`` parts before them; FINAL writes ``out`` and ``lse``, else the sums."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_D).to(tl.int64)

@@ -65,7 +65,9 @@ def test_direct_equals_gather(query_len: int, layout: str) -> None:
                 bad=[(1, 2), (0, 1)], tiles=SMALL, **params,
             )  # fmt: skip
             assert_same_bits(case.check("gather"), case.run())
+    case = make((160, 70, 0, 160), group=3, dim=24, layout=layout, query_len=query_len, tiles=SMALL)
     behind = replace(case, visible=torch.tensor([170, 70, 0, 400], dtype=torch.int32))
+    behind.check()
     assert_same_bits(behind.run("gather"), behind.run())
 
 

@@ -45,7 +45,7 @@ def test_every_pair_of_dtypes(group: int, q_dtype: torch.dtype, dtype: torch.dty
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_weights_keep_their_precision_beside_values_of_two_bytes(dtype: torch.dtype, group: int) -> None:
-    """Against attention with weights rounded to the values' type, whose error is ten times what is left here, but for out's rounding."""
+    """Weights rounded to the values' type would leave ten times the error that is left here beside the rounding of out."""
     case = make((500,), group=group, q_dtype=dtype, dtype=dtype, tiles={"block_n": 64})
     out, _, _ = case.run()
     want, _, _, _ = attend(case)
