@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA and ROCm: paged decode, gather, merges of partial results. They know torch, and nothing of Forebay."""
+"""Triton kernels for CUDA and ROCm devices, or interpreted: they know torch tensors, and nothing of Forebay."""

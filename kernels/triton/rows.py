@@ -15,117 +15,25 @@ from torch import Tensor
 
 import triton.language as tl
 
+from .addresses import column_mask, row_offsets, row_steps, slot_offsets, slot_steps
 from .bits import as_integers, recast
 from .jit import jit, kernel
-from .launching import Empty, Launch, cdiv, launch_now, power_of_two
+from .launching import Empty, Launch, cdiv, launch_now
+from .slots import INVALID_SLOT, slots_from_table
+from .tiles import DEVICE_TILES, INTERPRETER_TILES, RowTiles
+
+__all__ = [
+    "DEVICE_TILES",
+    "INTERPRETER_TILES",
+    "INVALID_SLOT",
+    "RowTiles",
+    "copy_rows",
+    "read_rows",
+    "slots_from_table",
+    "write_rows",
+]
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
-
-INVALID_SLOT: Final = tl.constexpr(-2)
-"""What a table entry or position that names no live row becomes: a slot that every door drops and counts."""
-
-
-@dataclass(frozen=True)
-class RowTiles:
-    """How much one program of a door does.
-
-    Attributes:
-        rows: rows of a program, a power of two.
-        columns: at most so many of the ``Hkv * D`` elements of a row, a power of two.
-        entries: entries of a table or list of ids that a program resolves, a power of two.
-        fitted: fewer rows where a call has fewer: worth it where a masked lane costs as much as another, not where each
-            size has to be compiled.
-    """
-
-    rows: int
-    columns: int
-    entries: int
-    fitted: bool
-
-    def row_tile(self, rows: int) -> int:
-        """Rows of a program of a call of ``rows``."""
-        return min(self.rows, power_of_two(rows)) if self.fitted else self.rows
-
-    def column_tile(self, columns: int) -> int:
-        """Elements of a row that a program moves."""
-        return min(self.columns, power_of_two(columns))
-
-
-DEVICE_TILES: Final = RowTiles(rows=4, columns=512, entries=128, fitted=False)
-INTERPRETER_TILES: Final = RowTiles(rows=512, columns=1024, entries=1024, fitted=True)
-
-
-@jit
-def slots_from_table_kernel(
-    table: tl.tensor,
-    table_strides: tl.tuple,
-    positions: tl.tensor,
-    position_strides: tl.tuple,
-    slots: tl.tensor,
-    count: tl.tensor,
-    length: tl.tensor,
-    table_len: tl.tensor,
-    block_size: tl.tensor,
-    first_block: tl.tensor,
-    num_blocks: tl.tensor,
-    ENTRIES: tl.constexpr,
-) -> None:
-    """One program: the slots of ``ENTRIES`` positions; ``length`` positions share a row of the table."""
-    entry = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
-    inside = entry < count
-    row, step = entry // length, entry % length
-    position = tl.load(positions + row * position_strides[0] + step * position_strides[1], mask=inside, other=-1)
-    column = position // block_size
-    held = (position >= 0) & (column < table_len)
-    block = tl.load(table + row * table_strides[0] + column.to(tl.int64) * table_strides[1], mask=held, other=-1)
-    live = (block >= first_block) & (block < num_blocks)
-    slot = tl.where(live, block * block_size + position % block_size, INVALID_SLOT)
-    tl.store(slots + entry, tl.where(position == -1, -1, slot), mask=inside)
-
-
-def slots_from_table(
-    table: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    *,
-    table_len: int,
-    block_size: int,
-    first_block: int,
-    num_blocks: int,
-    tiles: RowTiles = DEVICE_TILES,
-    launch: Launch = launch_now,
-) -> None:
-    """Slots of token positions through a block table.
-
-    Args:
-        table: int32 ``[B, width]``, any strides; only the first ``table_len`` columns are read.
-        positions: int32 ``[B]`` or ``[B, T]``, any strides; -1 gives slot -1.
-        slots: int32 ``[B * T]``, contiguous; written. A position without a live block gives :data:`INVALID_SLOT`.
-        table_len: number of columns that are blocks.
-        block_size: tokens a block.
-        first_block: lowest live block id (1 with a sink, else 0), not negative.
-        num_blocks: block ids from here on are invalid; ``num_blocks * block_size`` fits int32.
-    """
-    batch, length = positions.shape[0], positions.shape[1] if positions.ndim == 2 else 1
-    strides = (positions.stride(0), positions.stride(1) if positions.ndim == 2 else 0)
-    count = batch * length
-    if count:
-        launch(
-            slots_from_table_kernel,
-            (cdiv(count, tiles.entries),),
-            table,
-            tuple(table.stride()),
-            positions,
-            strides,
-            slots,
-            count,
-            length,
-            table_len,
-            block_size,
-            first_block,
-            num_blocks,
-            ENTRIES=tiles.entries,
-        )
 
 
 @jit
@@ -155,33 +63,6 @@ def _served_rows(
         count = tl.sum((passed == 0).to(tl.int32), 0)
         tl.atomic_add(dropped, count, mask=(count > 0) & (tl.program_id(1) == 0))
     return slot.to(tl.int64), live
-
-
-@jit
-def _row_offsets(row: tl.tensor, column: tl.tensor, steps: tl.tuple, DIM: tl.constexpr) -> tl.tensor:
-    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of ``row [R]``, int64, by :func:`_row_steps`."""
-    along = column.to(tl.int64) * steps[2] + (column // DIM).to(tl.int64) * steps[1]
-    return (row * steps[0])[:, None] + along[None, :]
-
-
-@jit
-def slot_offsets(
-    slot: tl.tensor, column: tl.tensor, steps: tl.tuple, block_size: tl.tensor, DIM: tl.constexpr
-) -> tl.tensor:
-    """Offsets int64 ``[R, C]`` of elements ``column [C]`` of the rows at ``slot [R]``, int64, by :func:`slot_steps`."""
-    along = column.to(tl.int64) * steps[3] + (column // DIM).to(tl.int64) * steps[2]
-    return (slot * steps[1] + slot // block_size * steps[0])[:, None] + along[None, :]
-
-
-@jit
-def column_mask(
-    rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, OTHER: tl.constexpr, COLUMNS: tl.constexpr
-) -> tl.tensor:
-    """``rows [R]`` that are true, at columns ``[C]`` below WIDTH; programs go as far as the wider of WIDTH and OTHER."""
-    if WIDTH % COLUMNS == 0 and WIDTH >= OTHER:
-        return rows[:, None]
-    else:
-        return rows[:, None] & (column < WIDTH)[None, :]
 
 
 @kernel(general=("num_rows",))
@@ -217,14 +98,14 @@ def write_rows_kernel(
         row, slots, slot_stride, partners, partner_stride, dropped, num_rows, first_slot, num_slots
     )
     mask = column_mask(live, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
-    source = _row_offsets(row, column, k_steps, K_DIM)
+    source = row_offsets(row, column, k_steps, K_DIM)
     target = slot_offsets(slot, column, k_view_steps, block_size, K_DIM)
     bits = tl.load(as_integers(k) + source, mask=mask)
     tl.store(as_integers(k_view) + target, recast(bits, k.dtype.element_ty, k_view.dtype.element_ty), mask=mask)
     if v_view is not None:
         if not ALIKE:
             mask = column_mask(live, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
-            source = _row_offsets(row, column, v_steps, V_DIM)
+            source = row_offsets(row, column, v_steps, V_DIM)
             target = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
         bits = tl.load(as_integers(v) + source, mask=mask)
         tl.store(as_integers(v_view) + target, recast(bits, v.dtype.element_ty, v_view.dtype.element_ty), mask=mask)
@@ -266,30 +147,15 @@ def read_rows_kernel(
     held = column_mask(live, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
     written = column_mask(inside, column, HEADS * K_DIM, HEADS * V_DIM, COLUMNS)
     source = slot_offsets(slot, column, k_view_steps, block_size, K_DIM)
-    target = _row_offsets(row, column, k_steps, K_DIM)
+    target = row_offsets(row, column, k_steps, K_DIM)
     tl.store(as_integers(k) + target, tl.load(as_integers(k_view) + source, mask=held, other=0), mask=written)
     if v_view is not None:
         if not ALIKE:
             held = column_mask(live, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
             written = column_mask(inside, column, HEADS * V_DIM, HEADS * K_DIM, COLUMNS)
             source = slot_offsets(slot, column, v_view_steps, block_size, V_DIM)
-            target = _row_offsets(row, column, v_steps, V_DIM)
+            target = row_offsets(row, column, v_steps, V_DIM)
         tl.store(as_integers(v) + target, tl.load(as_integers(v_view) + source, mask=held, other=0), mask=written)
-
-
-def _row_steps(rows: Tensor) -> tuple[int, int, int]:
-    """Of rows ``[N, Hkv, D]``: elements from row to row, what one more head adds to a step of columns, from column to column.
-
-    A column counts on through the heads, so that its address needs a quotient and no remainder.
-    """
-    row, head, dim = rows.stride()
-    return row, head - rows.shape[2] * dim, dim
-
-
-def slot_steps(view: Tensor) -> tuple[int, int, int, int]:
-    """The same of a view ``[NB, BS, Hkv, D]`` by slots: what one more block adds to a step of slots comes first."""
-    block, token, head, dim = view.stride()
-    return block - view.shape[1] * token, token, head - view.shape[3] * dim, dim
 
 
 def expect_rows(what: str, view: Tensor | None, rows: Tensor | None, count: int) -> None:
@@ -334,9 +200,9 @@ class _Door:
         expect_rows("v", self.v_view, v, num_rows)
         heads, k_dim = k.shape[1:]
         v_dim = 0 if v is None else v.shape[2]
-        k_steps, k_view_steps = _row_steps(k), slot_steps(self.k_view)
+        k_steps, k_view_steps = row_steps(k), slot_steps(self.k_view)
         v_steps, v_view_steps = (
-            None if v is None else _row_steps(v),
+            None if v is None else row_steps(v),
             None if self.v_view is None else slot_steps(self.v_view),
         )
         rows, columns = self.tiles.row_tile(num_rows), self.tiles.column_tile(heads * max(k_dim, v_dim))

@@ -6,10 +6,11 @@ from torch import Tensor
 
 import triton.language as tl
 
+from .addresses import column_mask, slot_offsets, slot_steps
 from .bits import as_integers
 from .jit import kernel
 from .launching import Launch, cdiv, launch_now
-from .rows import DEVICE_TILES, RowTiles, column_mask, slot_offsets, slot_steps
+from .tiles import DEVICE_TILES, RowTiles
 
 
 @kernel(general=("tokens",))

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .jit import kernel
 from .launching import Launch, cdiv, launch_now
-from .rows import DEVICE_TILES, RowTiles
+from .tiles import DEVICE_TILES, RowTiles
 
 
 @kernel(general=("count", "width"))

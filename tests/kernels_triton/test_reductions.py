@@ -70,6 +70,7 @@ def test_the_bits_of_a_sum_are_the_rows_own(tiles: SpanTiles, width: int) -> Non
             assert bits(sums(view, tiles).contiguous())[count // 2] == alone
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # infinity less infinity, on purpose
 def test_a_nan_or_infinity_stays_in_its_row() -> None:
     x = torch.tensor([[1.0, NAN], [INF, 1.0], [INF, -INF], [1.0, 2.0]])
     got = sums(x, SMALL).tolist()
