@@ -13,10 +13,11 @@ from torch import Tensor
 
 from forebay.backends.torch_shared.guard import CaptureGuard
 from forebay.backends.torch_shared.namespace import TORCH_DTYPE
-from forebay.kernels.triton import gather, merge, rows, staging
+from forebay.kernels.triton import gather, merge, rows, slots, staging
 from forebay.kernels.triton import paged_decode as attention
 from forebay.kernels.triton.decode_config import DecodeTiles, decode_tiles, interpreted_tiles
 from forebay.kernels.triton.spans import DEVICE_SPANS, INTERPRETER_SPANS
+from forebay.kernels.triton.tiles import DEVICE_TILES, INTERPRETER_TILES
 from forebay.specs.attention import DecodeCall
 from forebay.specs.errors import InvalidInput
 from forebay.specs.geometry import kv_views
@@ -46,7 +47,7 @@ class Kernels:
     def __init__(self, platform: Platform, *, interpreted: bool) -> None:
         self._platform = platform
         self._interpreted = interpreted
-        self._tiles = rows.INTERPRETER_TILES if interpreted else rows.DEVICE_TILES
+        self._tiles = INTERPRETER_TILES if interpreted else DEVICE_TILES
         self.spans = INTERPRETER_SPANS if interpreted else DEVICE_SPANS
         self.guard: CaptureGuard | None = None
         self.rehearsing = False
@@ -107,13 +108,13 @@ class Kernels:
 
     def read(self, pool: Pool, storage: tuple[Tensor, ...], dropped: Tensor, loc: WriteLoc) -> tuple[Tensor, Tensor]:
         """Rows out of a layer's ``storage``, in its dtype."""
-        g, slots = pool.geometry, self._slots(pool, loc)
+        g, ids = pool.geometry, self._slots(pool, loc)
         k, v = (
-            self.empty((slots.shape[0], g.num_kv_heads, dim), TORCH_DTYPE[g.dtype]) for dim in (g.key_dim, g.value_dim)
+            self.empty((ids.shape[0], g.num_kv_heads, dim), TORCH_DTYPE[g.dtype]) for dim in (g.key_dim, g.value_dim)
         )
         rows.read_rows(
             *kv_views(pool.layout, storage, g),
-            slots,
+            ids,
             k,
             v,
             dropped,
@@ -171,11 +172,11 @@ class Kernels:
         if loc.table is None or loc.positions is None or loc.table_len is None:
             raise InvalidInput("WriteLoc: neither ids nor a table with positions")
         self.held("a door's table and positions", loc.table.array, loc.positions)
-        slots = self.empty((loc.positions.numel(),), torch.int32)
-        rows.slots_from_table(
+        found = self.empty((loc.positions.numel(),), torch.int32)
+        slots.slots_from_table(
             loc.table.array,
             loc.positions,
-            slots,
+            found,
             table_len=loc.table_len,
             block_size=pool.geometry.block_size,
             first_block=pool.first_block,
@@ -183,7 +184,7 @@ class Kernels:
             tiles=self._tiles,
             launch=self.launch,
         )
-        return slots
+        return found
 
     # -- attention -------------------------------------------------------------------------------------------------------
     def paged_decode(
