@@ -31,6 +31,7 @@ PACKAGES: Final = (
     "tokenizers",
     "torch",
     "transformers",
+    "triton",
 )
 CODE: Final = ("specs", "runtime", "backends", "kernels", "tests")
 KEPT_LINES: Final = 100
@@ -45,6 +46,7 @@ def _kept(backend: str) -> tuple[str, ...]:
 
 RUNS: Final = {
     "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
+    "conform_cuda_interpret": ("forebay.runtime.cli", "conform", "cuda:interpret", *_kept("cuda-interpret")),
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),

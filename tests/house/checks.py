@@ -30,8 +30,11 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "runtime/models/hub.py": frozenset({"huggingface_hub"}),  # of the extra "hf", imported when an id is asked for
     "runtime/cli": frozenset({"typer", "rich"}),
     "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),
+    "kernels/triton": frozenset({"numpy", "torch", "triton"}),
     "backends": frozenset({"numpy", "pluggy"}),
     "backends/cpu": frozenset({"torch", "numba"}),
+    "backends/cuda": frozenset({"torch", "triton"}),
+    "backends/torch_shared": frozenset({"torch"}),
     "hardware": frozenset({"numpy"}),
     # Peers that a benchmark measures in the same run; they are imported inside functions, once a backend is open.
     "hardware/cpu/bench_attention.py": frozenset({"torch", "numba"}),
@@ -43,6 +46,8 @@ SHIPPED_SUITE: Final = ("specs/suite/", "specs/faults/")
 """Tests that ship in the wheel; they assert as tests do."""
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+_ANNOUNCED: Final = ("backends/cuda/opening.py",)
+"""Modules that set a variable which a vendor's library takes at its import and nowhere else; they read none."""
 _MACHINE_PATH: Final = re.compile(
     r"(?:^|[^A-Za-z0-9_.])(/(?:tmp|work|farm|root|opt|home|Users)/[A-Za-z0-9_.-]+)", re.MULTILINE
 )
@@ -108,7 +113,7 @@ def environment(root: Path) -> list[str]:
     return [
         f"{name}:{line}: os.{attribute}; only {SETTINGS} reads the environment"
         for name, tree in _modules(root)
-        if name != SETTINGS
+        if name not in (SETTINGS, *_ANNOUNCED)
         for line, attribute in _used_of_os(tree)
         if attribute in _ENVIRONMENT
     ]
