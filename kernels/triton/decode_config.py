@@ -65,19 +65,18 @@ def pieces(dim: int, *, whole_up_to: int = 64) -> tuple[int, int]:
 def decode_tiles(
     q_dtype: torch.dtype, kv_dtype: torch.dtype, group: int, query_len: int, head_dim: int, value_dim: int
 ) -> DecodeTiles:
-    """Tiles for a device: within 64 KiB of shared memory and without spills on sm_80, sm_90, sm_100, gfx942 and gfx950.
+    """Tiles for a device, within the 64 KiB of shared memory that gfx942 has where the head size allows it.
 
-    ``group`` is Hq / Hkv, ``query_len`` T. Nothing here depends on the batch or on lengths (a row's bits are its own).
+    ``group`` is Hq / Hkv, ``query_len`` T. Nothing here depends on the batch or on lengths, as a row's bits are its own; nor on T, as a
+    query among several has the bits that it has alone. A group of one is the exception: its only query is summed up without ``tl.dot``.
     """
     single = group == 1 and query_len == 1
     low = q_dtype == kv_dtype and kv_dtype != torch.float32
     widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
-    rows = group * query_len
-    block_m = 1 if single else (16 if rows <= 16 or widest > 256 or not low else 32)
-    if low:
-        block_n = 64 if widest <= 128 else 32
-    else:
-        block_n = 32 if widest <= 128 else 16
+    block_m = 1 if single else 16
+    block_n = 32 if low or widest <= 128 or (single and widest <= 256) else 16
+    num_warps = 4 if low and widest <= 256 else 8
+    num_stages = 1 if widest > 256 and not low else 2
     return DecodeTiles(
         block_m=block_m,
         block_n=block_n,
@@ -87,8 +86,8 @@ def decode_tiles(
         head_pieces=pieces(head_dim),
         value_pieces=pieces(value_dim),
         use_dot=not single,
-        num_warps=8 if widest > 256 else 4,
-        num_stages=2,
+        num_warps=num_warps,
+        num_stages=num_stages,
         reduce_rows=1,
         count_rows=1,
         count_columns=256,

@@ -257,7 +257,7 @@ def decode_kernel(
                 else:
                     sees = live[None, :] & (token[None, :] < end[:, None])
                     if window is not None:
-                        sees = sees & (token[None, :] >= start[:, None])
+                        sees = sees & (token[None, :] >= start[:, None])  # type: ignore[index]  # a vector here
                     score = tl.where(sees, score, float("-inf"))
 
                 higher = tl.maximum(peak, tl.max(score, 1))

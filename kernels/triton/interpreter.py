@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,7 @@ def _bound(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> dict[str
     return given
 
 
+@lru_cache(maxsize=4096)
 def _scalar(x: int) -> Any:
     kind, dtype = (tl.int32, np.int32) if -(2**31) <= x < 2**31 else (tl.int64, np.int64)
     return tl.tensor(interpreter.TensorHandle(np.array([x], dtype), kind), kind)

@@ -155,6 +155,17 @@ def _fit_operands() -> None:
             return broadcast(lhs, rhs)  # type: ignore[no-any-return]
         return lhs if left == shape else spread(lhs, shape), rhs if right == shape else spread(rhs, shape)
 
+    def fitted(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        """As :func:`broadcast_impl_value`, but in types alone: numpy spreads the data itself in the operation that follows."""
+        left, right = getattr(lhs.type, "forebay_shape", ()), getattr(rhs.type, "forebay_shape", ())
+        if left == right:
+            return lhs, rhs
+        if not left:
+            return tensor(lhs.handle, block(lhs.dtype, right)), rhs
+        if not right:
+            return lhs, tensor(rhs.handle, block(rhs.dtype, left))
+        return broadcast_impl_value(lhs, rhs)
+
     def binary_op_type_checking_impl(
         lhs: Any,
         rhs: Any,
@@ -172,11 +183,11 @@ def _fit_operands() -> None:
         if type(a) is tensor and type(b) is tensor:
             one, other = a.dtype.name, b.dtype.name
             if one == other and one in _PLAIN:
-                return broadcast_impl_value(a, b)
+                return fitted(a, b)
             if other in _RANGE and allow_lhs_ptr and a.dtype.is_ptr():
-                return broadcast_impl_value(a, b)
+                return fitted(a, b)
             if one in _RANGE and other in _RANGE:  # of 32 and of 64 bits
-                return broadcast_impl_value(cast_impl(a, tl.int64), cast_impl(b, tl.int64))
+                return fitted(cast_impl(a, tl.int64), cast_impl(b, tl.int64))
         return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)  # type: ignore[no-any-return]
 
     def cast_impl(input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:  # noqa: A002  # Triton's name

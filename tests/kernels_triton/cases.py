@@ -81,13 +81,14 @@ class Case:
         """out float32 ``[B, T, Hq, Dv]``, lse ``[B, T, Hq]`` and the invalid blocks; asserts that no element was left unwritten."""
         out = empty((*self.q.shape[:3], self.v.shape[3]), self.q.dtype)
         lse, invalid = empty(self.q.shape[:3], torch.float32), torch.zeros(1, dtype=torch.int32)
-        k, v, table, more = self.k, self.v, self.table, {}
-        blocks = {"first_block": FIRST_BLOCK, "num_blocks": self.k.shape[0]}
+        k, v, table = self.k, self.v, self.table
+        more: dict[str, Any] = {}
+        blocks: dict[str, Any] = {"first_block": FIRST_BLOCK, "num_blocks": self.k.shape[0]}
         if path == "gather":
             k, v, table = self._gathered(blocks)
             more = {"count_table": self.table, "count_first_block": FIRST_BLOCK, "count_num_blocks": self.k.shape[0]}
             blocks = {"first_block": 0, "num_blocks": k.shape[0]}
-        options = {"scale": self.q.shape[3] ** -0.5} | self.params
+        options: dict[str, Any] = {"scale": self.q.shape[3] ** -0.5} | self.params
         paged_decode(
             self.q,
             k,
@@ -107,7 +108,7 @@ class Case:
         )
         return out.float().numpy(), lse.numpy(), int(invalid)
 
-    def _gathered(self, blocks: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _gathered(self, blocks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self.q.shape[0] * self.table_len
         latent = self.layout == "LATENT"
         k = poison((rows, *self.k.shape[1:]), self.k.dtype)
