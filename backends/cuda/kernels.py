@@ -148,7 +148,7 @@ class Kernels:
     def stage(
         self, pool: Pool, storage: tuple[Tensor, ...], packed: Sequence[Tensor], blocks: Tensor, tokens: int
     ) -> None:
-        """``packed`` blocks ``[n, BS, Hkv, D]`` of K, and of V where it is stored, to pool blocks. ``blocks`` int32 ``[2, n]``: from, to."""
+        """Blocks ``packed [n, BS, Hkv, D]`` of K (and V) to pool blocks, by ``blocks`` int32 ``[2, n]`` (from, to)."""
         k, v = kv_views(pool.layout, storage, pool.geometry)
         both = len(packed) == 2  # LATENT keeps V inside K
         staging.stage_rows(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.runtime import Engine, Model, SamplingParams, load_model, open_backend
+from forebay.runtime import Engine, SamplingParams, load_model, open_backend
 from forebay.runtime.models import fetch
 from forebay.runtime.settings import user_cache_dir
 

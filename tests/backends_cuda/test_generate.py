@@ -21,7 +21,9 @@ def generated(model: Path, folder: Path, backend: str) -> dict[str, Any]:
     """What ``forebay generate`` prints in a folder whose settings file has one line."""
     folder.mkdir()
     (folder / "forebay.toml").write_text(f'backend = "{backend}"\n')
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_") and key != "TRITON_INTERPRET"}
+    plain = {
+        key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_") and key != "TRITON_INTERPRET"
+    }
     command = [sys.executable, "-m", "forebay.runtime.cli", "generate", *PROMPTS, "--model", str(model), *OPTIONS]
     ended = subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr
