@@ -108,7 +108,7 @@ def interpreted_tiles(
     rows = max(LEAST_TILE, power_of_two(group * query_len))
     return DecodeTiles(
         block_m=1 if single else min(rows, 128),
-        block_n=512,
+        block_n=256,
         min_split=512,
         max_splits=32,
         programs=1,
