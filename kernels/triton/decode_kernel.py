@@ -5,13 +5,13 @@ The softmax over the tiles of a split is the online one of Milakov and Gimelshei
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .decode_math import LEAST, capped, row_splits
+from .jit import jit, kernel
 
 
-@triton.jit
+@jit
 def load_tile(
     pointers: tl.tensor, held: tl.tensor, DIM: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr
 ) -> tl.tensor:
@@ -23,7 +23,7 @@ def load_tile(
         return tl.load(pointers, mask=held[:, None] & inside[None, :], other=0.0)
 
 
-@triton.jit
+@jit
 def load_query(
     pointers: tl.tensor,
     rows_held: tl.tensor,
@@ -40,7 +40,7 @@ def load_query(
         return tile
 
 
-@triton.jit
+@jit
 def products(queries: tl.tensor, keys: tl.tensor, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr) -> tl.tensor:
     """Scores ``[M, N]`` in float32 of queries ``[M, D]`` and keys ``[N, D]``; ``M`` is 1 without USE_DOT."""
     if IN_FLOAT32:
@@ -51,7 +51,7 @@ def products(queries: tl.tensor, keys: tl.tensor, USE_DOT: tl.constexpr, IN_FLOA
         return tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
 
 
-@triton.jit
+@jit
 def weighted(
     weights: tl.tensor, values: tl.tensor, total: tl.tensor, USE_DOT: tl.constexpr, IN_FLOAT32: tl.constexpr
 ) -> tl.tensor:
@@ -69,7 +69,7 @@ def weighted(
         return tl.dot(low, values, tl.dot(high, values, total))
 
 
-@triton.jit
+@jit
 def store_rows(
     pointers: tl.tensor,
     tile: tl.tensor,
@@ -85,7 +85,16 @@ def store_rows(
     tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=held)
 
 
-@triton.jit(do_not_specialize=["table_tokens", "first_block", "num_blocks", "query_len", "window", "slots"])
+@kernel(
+    general=(
+        "table_tokens",
+        "first_block",
+        "num_blocks",
+        "query_len",
+        "window",
+        "slots",
+    )
+)
 def decode_kernel(
     q: tl.tensor,
     k: tl.tensor,

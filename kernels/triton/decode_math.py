@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import triton
 import triton.language as tl
+
+from .jit import jit
 
 MOST_TOKENS: Final = 2**30
 """Tokens of a row beyond these count as missing: 32-bit sums of positions and tile sizes stay exact."""
@@ -13,7 +14,7 @@ LEAST: Final = tl.constexpr(-3.4028234663852886e38)
 """The least float32: a running maximum that starts there is finite, so that no difference of infinities is taken."""
 
 
-@triton.jit
+@jit
 def row_splits(
     start: tl.tensor, kept: tl.tensor, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr
 ) -> tl.tensor:
@@ -22,7 +23,7 @@ def row_splits(
     return tl.maximum((kept - start - 1) // SHARE * BLOCK_N + BLOCK_N, MIN_SPLIT)
 
 
-@triton.jit
+@jit
 def capped(score: tl.tensor, softcap: tl.tensor) -> tl.tensor:
     """``softcap * tanh(score / softcap)``, float32.
 

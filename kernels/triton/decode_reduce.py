@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .decode_math import LEAST, row_splits
+from .jit import jit, kernel
 
 
-@triton.jit
+@jit
 def merge_tile(
     pointers: tl.tensor,
     acc: tl.tensor,
@@ -24,7 +24,7 @@ def merge_tile(
     return acc * shrink[:, None] + share[:, None] * tl.load(pointers, mask=held, other=0.0)
 
 
-@triton.jit
+@jit
 def merge_rows(
     visible: tl.tensor, out: tl.tensor, lse: tl.tensor, part_out: tl.tensor, part_lse: tl.tensor, pid: tl.tensor,
     rows: tl.tensor, table_tokens: tl.tensor, query_len: tl.tensor, window: tl.tensor, slots: tl.tensor,
@@ -82,7 +82,7 @@ def merge_rows(
         tl.store((lse + b * lse_b) + t * lse_t + head * lse_h, peak + tl.log(total), mask=several)
 
 
-@triton.jit
+@jit
 def count_invalid(
     visible: tl.tensor, table: tl.tensor, invalid: tl.tensor, pid: tl.tensor, batch: tl.tensor, table_len: tl.tensor,
     first_block: tl.tensor, num_blocks: tl.tensor, query_len: tl.tensor, window: tl.tensor, table_b: tl.tensor, table_c: tl.tensor,
@@ -113,8 +113,8 @@ def count_invalid(
         tl.atomic_add(invalid, number)
 
 
-@triton.jit(
-    do_not_specialize=[
+@kernel(
+    general=(
         "rows",
         "batch",
         "table_tokens",
@@ -124,7 +124,7 @@ def count_invalid(
         "query_len",
         "window",
         "slots",
-    ]
+    )
 )
 def reduce_kernel(
     visible: tl.tensor,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-import triton
 import triton.language as tl
 
 from .decode_math import MOST_TOKENS
+from .jit import jit, kernel
 from .launching import Launch, cdiv, launch_now, power_of_two
 
 
-@triton.jit
+@jit
 def copy_rows(
     source: tl.tensor, target: tl.tensor, blocks: tl.tensor, offsets: tl.tensor, tokens: tl.tensor, live: tl.tensor, held: tl.tensor,
     s_n: tl.tensor, s_s: tl.tensor, s_h: tl.tensor, s_d: tl.tensor, t_n: tl.tensor, t_s: tl.tensor, t_h: tl.tensor, t_d: tl.tensor,
@@ -29,7 +29,16 @@ def copy_rows(
         tl.store(places + (head * t_h + column * t_d)[None, :], row, mask=live[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["table_tokens", "table_len", "first_block", "num_blocks", "query_len", "window"])
+@kernel(
+    general=(
+        "table_tokens",
+        "table_len",
+        "first_block",
+        "num_blocks",
+        "query_len",
+        "window",
+    )
+)
 def gather_kernel(
     k: tl.tensor,
     v: tl.tensor,

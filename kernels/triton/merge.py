@@ -7,17 +7,17 @@ from typing import Final
 
 import torch
 
-import triton
 import triton.language as tl
 
 from .decode_math import LEAST
+from .jit import jit, kernel
 from .launching import Empty, Launch, cdiv, launch_now, power_of_two
 
 AT_ONCE: Final = 8
 """Parts that one launch merges into what the launches before it have merged."""
 
 
-@triton.jit
+@jit
 def add_part(
     out: tl.tensor,
     lse: tl.tensor,
@@ -42,7 +42,13 @@ def add_part(
     return acc * shrink[:, None] + share[:, None] * part.to(tl.float32), higher, total * shrink + share
 
 
-@triton.jit(do_not_specialize=["rows", "count", "merged"])
+@kernel(
+    general=(
+        "rows",
+        "count",
+        "merged",
+    )
+)
 def merge_kernel(
     out0: tl.tensor,
     out1: tl.tensor,

@@ -11,15 +11,16 @@ import triton
 import triton.language as tl
 
 from forebay.kernels.triton import interpreter
+from forebay.kernels.triton.jit import jit
 
 
-@triton.jit
+@jit
 def cast_kernel(x: Any, y: Any, N: tl.constexpr) -> None:
     i = tl.arange(0, N)
     tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
 
 
-@triton.jit
+@jit
 def dot_kernel(a: Any, b: Any, c: Any, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr) -> None:
     m, k, n = tl.arange(0, M), tl.arange(0, K), tl.arange(0, N)
     left = tl.load(a + m[:, None] * K + k[None, :])
@@ -27,19 +28,19 @@ def dot_kernel(a: Any, b: Any, c: Any, M: tl.constexpr, K: tl.constexpr, N: tl.c
     tl.store(c + m[:, None] * N + n[None, :], tl.dot(left, right, input_precision="ieee"))
 
 
-@triton.jit
+@jit
 def sum_kernel(x: Any, y: Any, M: tl.constexpr, N: tl.constexpr) -> None:
     m, n = tl.arange(0, M), tl.arange(0, N)
     tl.store(y + m, tl.sum(tl.load(x + m[:, None] * N + n[None, :]), 1))
 
 
-@triton.jit
+@jit
 def add_kernel(x: Any, y: Any, N: tl.constexpr) -> None:
     i = tl.arange(0, N)
     tl.store(y + i, tl.load(x + i) + tl.load(y + i))
 
 
-@triton.jit
+@jit
 def grid_kernel(x: Any, step: Any) -> None:
     place = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
     tl.store(x + place * step, place)
