@@ -309,6 +309,11 @@ def test_offsets_of_rows_ids_and_tables_have_64_bits() -> None:
     sizes: dict[str, Any] = {"table_len": 2, "block_size": BS, "first_block": 1, "num_blocks": NB}
     slots_from_table(table, positions, out, **sizes, tiles=INTERPRETER_TILES)
     assert out.tolist() == [2 * BS, 4 * BS]
+    wide = numbers[16:].as_strided((1, 3), (1, 2**30 + 8))
+    wide.copy_(torch.tensor([[1, 2, 3]], dtype=torch.int32))
+    last = torch.tensor([2 * BS], dtype=torch.int32)
+    slots_from_table(wide, last, out[:1], **{**sizes, "table_len": 3}, tiles=INTERPRETER_TILES)
+    assert out[:1].tolist() == [3 * BS]
 
 
 # -- what a caller plans by --------------------------------------------------------------------------------------------
