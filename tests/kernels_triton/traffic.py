@@ -13,12 +13,12 @@ from typing import Final
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, where this file is the program
 
-import torch  # noqa: E402
+import torch
 
-from forebay.kernels.triton.decode_config import decode_tiles  # noqa: E402
-from forebay.kernels.triton.interpreter import mend  # noqa: E402
-from tests.kernels_triton.cases import Case, make  # noqa: E402
-from tests.kernels_triton.loads import counted  # noqa: E402
+from forebay.kernels.triton.decode_config import decode_tiles
+from forebay.kernels.triton.interpreter import mend
+from tests.kernels_triton.cases import Case, make
+from tests.kernels_triton.loads import counted
 
 TABLE: Final = Path(__file__).parents[1] / "records" / "triton_traffic.md"
 VISIBLE: Final = 1100
