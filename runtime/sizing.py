@@ -57,7 +57,10 @@ def check_windows(backend: Backend, model: Model, max_len: int) -> None:
 
 
 def pool_budget(backend: Backend, model: Model) -> int:
-    """Bytes that a pool sized by default may take: of the device's free memory what the model's weights leave, where it says it."""
+    """Bytes that a pool sized by default may take: of the device's free memory what the model's weights leave.
+
+    A driver says what is free now as ``free_bytes`` of its ``info``, or not at all.
+    """
     free = backend.info.get("free_bytes")
     if free is None:
         return DEFAULT_POOL_BYTES

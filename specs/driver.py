@@ -8,7 +8,7 @@ overridden runs in numpy through ``to_host`` and ``store``; the backend counts i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,29 +39,13 @@ OWN_COUNTS: Final = ("bytes_down", "waits")
 """Counts of its own that a driver may keep in ``info``, ints that only grow."""
 
 
-class LiveInfo(Mapping[str, Any]):
-    """What the device says about itself, asked anew at every look."""
-
-    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
-        self._describe = describe
-
-    def __getitem__(self, key: str) -> Any:
-        return self._describe()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._describe())
-
-    def __len__(self) -> int:
-        return len(self._describe())
-
-
 class Driver(ABC):
     """One opened device. Attributes ``capabilities`` and ``info`` (device name, library versions) are set by ``__init__``.
 
     ``info`` may hold counts of the driver's own, looked up anew each time: ``bytes_down``, bytes of device memory that reached the
     host (an emit's when somebody reads it, not when its copy is queued), and ``waits``, how often it waited for work it had queued.
     The tests of clause D7 look at those that are there, and the conformance statement says which: what a driver does inside one of
-    its methods no caller sees. ``free_bytes``, where it is there, is device memory that is free now: an engine sizes its pool by it.
+    its methods no caller sees.
     """
 
     capabilities: Capabilities

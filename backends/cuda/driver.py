@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from forebay.backends.torch_shared.guard import CaptureGuard, HostReadGuard
+from forebay.backends.torch_shared.live_info import LiveInfo
 from forebay.backends.torch_shared.namespace import TORCH_DTYPE
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
-from forebay.specs.driver import Driver, ForeignMemory, LiveInfo
+from forebay.specs.driver import Driver, ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, HostArray
 from forebay.specs.errors import CaptureDeclined, CaptureViolation, DeviceLost, InvalidLayout
 from forebay.specs.pool import Pool

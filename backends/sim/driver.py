@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
-from forebay.specs.driver import Driver, ForeignMemory, LiveInfo
+from forebay.specs.driver import Driver, ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, ITEMSIZE, HostArray, host_from_bits
 from forebay.specs.errors import CaptureDeclined, InvalidInput, InvalidLayout
 from forebay.specs.pool import Pool
@@ -336,6 +336,22 @@ class SimDriver(Driver):
         count = int(np.prod(loc.positions.shape))
         ins = (loc.table.array, loc.positions)
         return self._issuer.launch("lower", doors.lower, (count,), "int32", ins, (_plan(pool), loc.table_len))
+
+
+class LiveInfo(Mapping[str, Any]):
+    """What the device says about itself, asked anew at every look."""
+
+    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
+        self._describe = describe
+
+    def __getitem__(self, key: str) -> Any:
+        return self._describe()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._describe())
+
+    def __len__(self) -> int:
+        return len(self._describe())
 
 
 def _plan(pool: Pool) -> doors.Plan:
