@@ -93,7 +93,7 @@ def case_of(made: Configuration) -> Case:
         q_dtype=made.dtype,
         dtype=made.dtype,
         layout=made.layout,
-        **({} if made.window is None else {"window": made.window}),
+        window=made.window,
     )
     tiles = decode_tiles(made.dtype, made.dtype, made.group, made.query_len, made.dim, made.value_dim)
     return case.with_tiles(**vars(tiles))
