@@ -196,17 +196,17 @@ class Kernels:
         k, v = kv_views(pool.layout, storage, g)
         out = self.empty((batch, query_len, heads, g.value_dim), call.q.dtype)
         lse = self.empty((batch, query_len, heads), torch.float32)
-        latent = pool.layout == "LATENT"
+        latent, visible = pool.layout == "LATENT", call.visible.contiguous()
         table, first_block, num_blocks = call.table, pool.first_block, g.num_blocks
         if call.path == "gather":
-            k, v, table = self._gathered(call, k, v, latent=latent)
+            k, v, table = self._gathered(call, k, v, visible, latent=latent)
             first_block, num_blocks = 0, k.shape[0]
         attention.paged_decode(
             call.q,
             k,
             v,
             table,
-            call.visible,
+            visible,
             out,
             lse,
             invalid,
@@ -216,7 +216,7 @@ class Kernels:
             scale=call.scale,
             window=call.window,
             softcap=call.softcap,
-            sinks=call.sinks,
+            sinks=None if call.sinks is None else call.sinks.contiguous(),
             tiles=self._decode_tiles(call, heads // g.num_kv_heads, query_len),
             count_table=call.table,
             count_first_block=pool.first_block,
@@ -227,7 +227,9 @@ class Kernels:
         )
         return out, lse if call.return_lse else None
 
-    def _gathered(self, call: DecodeCall, k: Tensor, v: Tensor, *, latent: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _gathered(
+        self, call: DecodeCall, k: Tensor, v: Tensor, visible: Tensor, *, latent: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """K and V of the rows that are seen in blocks of their own, one sequence behind the other, and the table of these."""
         call.gathered()
         batch, blocks = call.q.shape[0], call.q.shape[0] * call.table_len
@@ -238,7 +240,7 @@ class Kernels:
             k,
             None if latent else v,
             call.table,
-            call.visible,
+            visible,
             k_out,
             None if latent else v_out,
             identity,

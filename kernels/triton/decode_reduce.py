@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from .counting import add_count
 from .decode_math import LEAST, row_splits
 from .jit import jit, kernel
 
@@ -108,9 +109,7 @@ def count_invalid(
         block = tl.load(entries, mask=live, other=0)
         bad = live & ((block < first_block) | (block >= num_blocks))
         found += tl.sum(bad.to(tl.int32), 1)
-    number = tl.sum(found, 0)
-    if number > 0:
-        tl.atomic_add(invalid, number)
+    add_count(invalid, tl.sum(found.to(tl.int64), 0))
 
 
 @kernel(

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from .addresses import column_mask, row_offsets, row_steps, slot_offsets, slot_steps
 from .bits import as_integers, recast
+from .counting import add_count
 from .jit import jit, kernel
 from .launching import Empty, Launch, cdiv, launch_now
 from .slots import INVALID_SLOT, slots_from_table
@@ -60,8 +61,8 @@ def _served_rows(
         passed = (live & partner_lives) | (slot == -1) | (partner == -1)
         live = live & partner_lives
     if dropped is not None:
-        count = tl.sum((passed == 0).to(tl.int32), 0)
-        tl.atomic_add(dropped, count, mask=(count > 0) & (tl.program_id(1) == 0))
+        if tl.program_id(1) == 0:
+            add_count(dropped, tl.sum((passed == 0).to(tl.int64), 0))
     return slot.to(tl.int64), live
 
 

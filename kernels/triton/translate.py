@@ -6,6 +6,7 @@ from torch import Tensor
 
 import triton.language as tl
 
+from .counting import add_count
 from .jit import kernel
 from .launching import Launch, cdiv, launch_now
 from .tiles import DEVICE_TILES, RowTiles
@@ -38,8 +39,8 @@ def translate_kernel(
     live = (block >= 0) & (block < num_blocks)
     physical = tl.where(live, block * block_size + (virtual - page * block_size).to(tl.int32), -1)
     tl.store(out + row * out_strides[0] + column * out_strides[1], physical, mask=inside)
-    number = tl.sum(((live | (virtual == -1)) == 0).to(tl.int32), 0)
-    tl.atomic_add(missed, number, mask=number > 0)
+    number = tl.sum(((live | (virtual == -1)) == 0).to(tl.int64), 0)
+    add_count(missed, number)
 
 
 def translate(
