@@ -14,7 +14,7 @@ def add_count(counter: tl.tensor, number: tl.tensor) -> None:
     Programs that count at once take turns by compare and swap; few rows of few calls have anything to count.
     """
     if number > 0:
-        held = tl.load(counter)
+        held = tl.atomic_add(counter, 0)
         waiting = True
         while waiting:
             more = tl.minimum(held.to(tl.int64) + number, 0x7FFFFFFF).to(tl.int32)
