@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
 import triton
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from forebay.backends.torch_shared.guard import DATA_DEPENDENT, storage_of
 
@@ -102,6 +102,18 @@ class StandInGraph:
         self.work = []
 
 
+class Shape(NamedTuple):
+    """What a result will be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+
+def _is_shape(x: object) -> bool:
+    return isinstance(x, Shape)
+
+
 class Stream:
     """Work in the order it was asked for.
 
@@ -116,6 +128,7 @@ class Stream:
         self.graph: StandInGraph | None = None
         self.lost = ""
         self._entries: deque[Work] = deque()
+        self._shapes: dict[Any, Any] = {}
 
     @property
     def asked(self) -> int:
@@ -178,25 +191,20 @@ class Stream:
             return self._copy(*args, **kwargs)
         if name == "aten::_to_copy" and kwargs.get("device") is not None:
             raise RuntimeError("a tensor of the stand-in reaches the host by copy_ into pinned memory only")
-        _check_places(name, args, kwargs)
-        raw_args, raw = tree_map(_memory, (tuple(args), dict(kwargs)))
-        if func.is_view:
-            return tree_map(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
-        if not DATA_DEPENDENT.isdisjoint(func.tags) and name != "aten::index":
+        leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+        _check_places(name, leaves)
+        raw_args, raw = tree_unflatten([_memory(x) for x in leaves], structure)
+        at_once = func.is_view
+        if not at_once and not DATA_DEPENDENT.isdisjoint(func.tags) and name != "aten::index":
             self.synchronize()
+            at_once = True
+        if at_once:
             return tree_map(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
         if func._schema.is_mutable:  # noqa: SLF001
             self.put(lambda: func(*raw_args, **raw))
             return kwargs.get("out", args[0])
-        return self._compute(func, args, kwargs, raw_args, raw)
-
-    def _compute(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], raw_args: Any, raw: dict[str, Any]
-    ) -> Any:
-        """Shapes now, values later."""
-        meta_args, meta = tree_map(_without_data, (tuple(args), dict(kwargs)))
-        shapes = func(*meta_args, **meta)
-        made = tree_map(lambda x: self.new(x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x, shapes)
+        shapes = self._shapes_of(func, leaves, structure)
+        made = tree_map(lambda x: self.new(*x) if isinstance(x, Shape) else x, shapes, is_leaf=_is_shape)
         targets = [x.memory for x in tree_leaves(made) if isinstance(x, StandInTensor)]
 
         def work() -> None:
@@ -206,6 +214,17 @@ class Stream:
 
         self.put(work)
         return made
+
+    def _shapes_of(self, func: Any, leaves: list[Any], structure: Any) -> Any:
+        """What an operation returns, with a :class:`Shape` for each tensor: asked of torch once for each kind of operands."""
+        kinds = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
+        known = (func, kinds, structure)
+        if known not in self._shapes:
+            args, kwargs = tree_unflatten([_without_data(x) for x in leaves], structure)
+            self._shapes[known] = tree_map(
+                lambda x: Shape(x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x, func(*args, **kwargs)
+            )
+        return self._shapes[known]
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         """``target.copy_(source)``; between host and device it is done at once unless it is asked for only."""
@@ -281,7 +300,7 @@ class StandIn:
         """
         if 0 in grid:
             return
-        _check_places(f"kernel {kernel.fn.__name__}", args, {})
+        _check_places(f"kernel {kernel.fn.__name__}", args)
         raw = tree_map(_memory, args)
         self._stream.put(lambda: kernel[grid](*raw, **constants))
 
@@ -338,8 +357,8 @@ def _without_data(x: Any) -> Any:
     return x
 
 
-def _check_places(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    for x in tree_leaves((args, kwargs)):
+def _check_places(name: str, leaves: Sequence[Any]) -> None:
+    for x in leaves:
         if isinstance(x, Tensor) and not isinstance(x, StandInTensor) and x.dim() and not x.is_meta:
             raise RuntimeError(f"{name}: a host tensor of shape {list(x.shape)} among tensors of the device")
 

@@ -49,8 +49,8 @@ class StagingRing:
         self._counts = counts
         self._memory = platform.pinned(size)
         self._bytes: HostArray = self._memory.numpy()
-        self._next = 0
-        self._used: deque[tuple[int, int, Event]] = deque()
+        self._given = 0
+        self._used: deque[tuple[int, Event]] = deque()
 
     def send(self, bits: HostArray, target: Tensor) -> None:
         """Ask for a copy of the bytes of ``bits`` to ``target``, contiguous and as large; ``bits`` may be used again at once."""
@@ -59,20 +59,25 @@ class StagingRing:
         most = len(self._bytes)
         for at in range(0, len(source), most):
             part = source[at : at + most]
-            start = self._take(len(part))
+            start, number = self._take(len(part))
             self._bytes[start : start + len(part)] = part
             flat[at : at + len(part)].copy_(self._memory[start : start + len(part)], non_blocking=True)
-            self._used.append((start, start + len(part), self._platform.event()))
+            self._used.append((number, self._platform.event()))
 
-    def _take(self, size: int) -> int:
-        """Where ``size`` bytes lie that no copy reads any more."""
-        start = self._next if self._next + size <= len(self._bytes) else 0
-        end = start + size
-        # Pieces are in the order of their use, so the oldest one that is in the way is reached first.
-        while any(low < end and start < high for low, high, _ in self._used):
-            self._counts.wait(self._used.popleft()[2])
-        self._next = -(-end // ALIGNMENT) * ALIGNMENT
-        return start
+    def _take(self, size: int) -> tuple[int, int]:
+        """Where ``size`` bytes lie that no copy reads any more, and the number of the first of them.
+
+        Bytes are numbered in the order they are given out, those that are passed over at the end of the memory too: what is given out
+        lies where the bytes lay whose numbers are less by the memory's size.
+        """
+        most = len(self._bytes)
+        if self._given % most + size > most:
+            self._given += most - self._given % most
+        number = self._given
+        self._given += -(-size // ALIGNMENT) * ALIGNMENT
+        while self._used and self._used[0][0] < self._given - most:
+            self._counts.wait(self._used.popleft()[1])
+        return number % most, number
 
 
 class Readback:
