@@ -26,7 +26,7 @@ from forebay.specs.write_loc import WriteLoc
 
 from .platform import Platform
 
-LARGE_GATHERS: Final = MappingProxyType({"tokens_a_tile": 512, "elements_a_tile": 1024, "programs": 1})
+LARGE_GATHERS: Final = MappingProxyType({"tokens_a_tile": 64, "elements_a_tile": 1024, "programs": 1})
 """In the interpreter, where a program is dear."""
 
 
