@@ -49,6 +49,7 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
         "away": "unavailable",
         "bad": "broken",
         "cpu": "usable",
+        "cuda": "usable",
         "cracked": "broken",
         "sim": "usable",
     }
