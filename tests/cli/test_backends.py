@@ -67,7 +67,7 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
     ]
     assert data["selection"]["selected"] == "cpu"
     reasons = {candidate["name"]: candidate["passed_over"] for candidate in data["selection"]["considered"]}
-    assert set(reasons) == {"away", "bad", "cpu", "cracked", "sim"}
+    assert set(reasons) == {"away", "bad", "cpu", "cracked", "cuda", "cuda:interpret", "sim"}
     assert reasons["sim"] == "its kind is simulated: auto takes an accelerator, else cpu"
     assert [mode["kind"] for mode in found["sim"]["modes"]] == ["simulated"]
 
