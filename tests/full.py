@@ -46,7 +46,6 @@ def _kept(backend: str) -> tuple[str, ...]:
 
 RUNS: Final = {
     "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
-    "conform_cuda_interpret": ("forebay.runtime.cli", "conform", "cuda:interpret", *_kept("cuda-interpret")),
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),

@@ -24,14 +24,13 @@ def test_a_long_run_has_a_record_of_its_passing(name: str) -> None:
     assert made["passed"], made["output"]
     assert made["output"]
     if name.startswith("conform_"):
-        limit = 720 if name.endswith("_interpret") else 360
-        assert made["seconds"] < limit, f"the whole suite is to take less than {limit} seconds"
+        assert made["seconds"] < 360, "the whole suite is to take less than six minutes"
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda:interpret", "sim"])
+@pytest.mark.parametrize("backend", ["cpu", "sim"])
 def test_a_backend_of_this_tree_has_a_record_of_its_conformance(backend: str, tmp_path: Path) -> None:
     """Everything was asked, and held. A record of another state of the suite cannot be verified as a whole, and says so."""
-    path = ROOT / CONFORM / f"{backend.replace(':', '-')}.json"
+    path = ROOT / CONFORM / f"{backend}.json"
     record = read_record(path.read_bytes())
     assert (record["requested"], record["profile"], record["selection"]) == (backend, "full", [])
     assert record["verdict"] == "conformant"
@@ -42,6 +41,5 @@ def test_a_backend_of_this_tree_has_a_record_of_its_conformance(backend: str, tm
     else:
         assert list(content_faults(record, None)) == []
         warnings.warn(
-            f"{path.name} is of another state of the suite; python -m tests.full conform_{backend.replace(':', '_')}",
-            stacklevel=1,
+            f"{path.name} is of another state of the suite; python -m tests.full conform_{backend}", stacklevel=1
         )

@@ -43,7 +43,7 @@ def test_a_backend_passes_every_test_and_skips_none(name: str, tmp_path: Path) -
 
 
 def test_an_interpreted_backend_passes_every_clause_once(tmp_path: Path) -> None:
-    """In Triton's interpreter the whole suite takes too long for every day: ``python -m tests.full conform_cuda_interpret`` runs it."""
+    """In Triton's interpreter the whole suite takes too long for every day: ``forebay conform cuda:interpret`` runs it."""
     result = judge("cuda:interpret", tmp_path, "--suite-profile", "smoke")
     assert result.returncode == 0, result.stdout[-5000:]
     assert "cuda:interpret (smoke): passed: " in result.stdout
