@@ -126,7 +126,10 @@ def outcomes(record: dict[str, Any]) -> dict[str, str]:
         (("sim:frob", "--record", "old.json"), "nothing was judged: backend 'sim' has no mode 'frob'; its modes: sim"),
         (("sim:frob", "-k", "test_a_mark_is_static"), "backend 'sim' has no mode 'frob'; its modes: sim"),
         (("sim:", "-k", "static"), "backend = 'sim:' (call); expected NAME, NAME:MODE or auto; its modes: sim"),
-        (("nosuch", "-k", "zzz"), "nothing was judged: no backend 'nosuch' is installed; known backends: cpu, cuda, sim"),
+        (
+            ("nosuch", "-k", "zzz"),
+            "nothing was judged: no backend 'nosuch' is installed; known backends: cpu, cuda, sim",
+        ),
         (("auto:frob", "--record", "old.json"), "auto takes no mode: name the backend, or write auto; known backends"),
         (("", "-k", "static"), "backend = '' (call); expected NAME, NAME:MODE or auto; known backends: cpu, cuda, sim"),
         (("sim", "--verify", "old.json"), "a record says whom it judges"),
