@@ -191,7 +191,6 @@ class CudaDriver(Driver):
 
     def close(self) -> None:
         """Give everything back."""
-        self._kernels.close()
         self._platform.close()
 
     # -- operations ------------------------------------------------------------------------------------------------------
@@ -208,26 +207,26 @@ class CudaDriver(Driver):
     def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: Tensor, v: Tensor | None) -> None:
         """Scatter rows."""
         with self._device():
-            self._kernels.write(pool, self._storage(pool, layer), self._count(pool.dropped_buffer), loc, k, v)
+            self._kernels.write(pool, self._storage(pool, layer), self.load(pool.dropped_buffer), loc, k, v)
             self._platform.settle()
 
     def read_kv(self, pool: Pool, layer: int, loc: WriteLoc) -> tuple[Tensor, Tensor]:
         """Gather rows."""
         with self._device():
-            return self._kernels.read(pool, self._storage(pool, layer), self._count(pool.dropped_buffer), loc)
+            return self._kernels.read(pool, self._storage(pool, layer), self.load(pool.dropped_buffer), loc)
 
     def copy_kv(self, pool: Pool, src: WriteLoc, dst: WriteLoc) -> None:
         """Copy rows of every layer; the first layer counts what is dropped."""
         with self._device():
             layers = [self._storage(pool, layer) for layer in range(pool.geometry.num_layers)]
-            self._kernels.copy(pool, layers, self._count(pool.dropped_buffer), src, dst)
+            self._kernels.copy(pool, layers, self.load(pool.dropped_buffer), src, dst)
             self._platform.settle()
 
     def paged_decode(self, call: DecodeCall) -> tuple[Tensor, Tensor | None]:
         """Attention in float32, rounded to q's dtype."""
         with self._device():
             storage = self._storage(call.pool, call.layer)
-            return self._kernels.paged_decode(call, storage, self._count(call.pool.invalid_buffer))
+            return self._kernels.paged_decode(call, storage, self.load(call.pool.invalid_buffer))
 
     def merge_partials(self, outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """One launch."""
@@ -255,9 +254,6 @@ class CudaDriver(Driver):
     # -- inside ----------------------------------------------------------------------------------------------------------
     def _storage(self, pool: Pool, layer: int) -> tuple[Tensor, ...]:
         return tuple(self.load(buffer) for buffer in pool.storage(layer))
-
-    def _count(self, buffer: Buffer) -> Tensor:
-        return self.load(buffer)
 
     def _check_results(self, guard: CaptureGuard, effects: Effects) -> None:
         for name, x in effects.emits.items():

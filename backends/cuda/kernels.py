@@ -57,9 +57,6 @@ class Kernels:
         """True for tensors that kernels can take."""
         return self._platform.owns(x)
 
-    def close(self) -> None:
-        """Nothing is kept."""
-
     # -- memory and launches ---------------------------------------------------------------------------------------------
     def unseen(self) -> AbstractContextManager[None]:
         """Code that is no part of a Segment."""

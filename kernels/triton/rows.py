@@ -20,19 +20,7 @@ from .bits import as_integers, recast
 from .counting import add_count
 from .jit import jit, kernel
 from .launching import Empty, Launch, cdiv, launch_now
-from .slots import INVALID_SLOT, slots_from_table
-from .tiles import DEVICE_TILES, INTERPRETER_TILES, RowTiles
-
-__all__ = [
-    "DEVICE_TILES",
-    "INTERPRETER_TILES",
-    "INVALID_SLOT",
-    "RowTiles",
-    "copy_rows",
-    "read_rows",
-    "slots_from_table",
-    "write_rows",
-]
+from .tiles import DEVICE_TILES, RowTiles
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -11,14 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.kernels.triton.rows import (
-    INTERPRETER_TILES,
-    RowTiles,
-    copy_rows,
-    read_rows,
-    slots_from_table,
-    write_rows,
-)
+from forebay.kernels.triton.rows import copy_rows, read_rows, write_rows
+from forebay.kernels.triton.slots import slots_from_table
+from forebay.kernels.triton.tiles import INTERPRETER_TILES, RowTiles
 from tests.kernels_triton.memory import FLOATS, LAYOUTS, Store, any_bits, bits, from_bits, lazy, poisoned, store
 
 NB, BS = 5, 3

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.kernels.triton.rows import INTERPRETER_TILES, RowTiles
 from forebay.kernels.triton.staging import stage_rows
+from forebay.kernels.triton.tiles import INTERPRETER_TILES, RowTiles
 from tests.kernels_triton.memory import FLOATS, LAYOUTS, Store, any_bits, bits, lazy, store
 
 BS = 4

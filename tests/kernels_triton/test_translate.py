@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.kernels.triton.rows import INTERPRETER_TILES, RowTiles
+from forebay.kernels.triton.tiles import INTERPRETER_TILES, RowTiles
 from forebay.kernels.triton.translate import translate
 from tests.kernels_triton.memory import lazy
 
