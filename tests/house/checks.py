@@ -47,7 +47,7 @@ SHIPPED_SUITE: Final = ("specs/suite/", "specs/faults/")
 
 _ENVIRONMENT: Final = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
 _ANNOUNCED: Final = ("backends/cuda/opening.py",)
-"""Modules that set a variable which a vendor's library takes at its import and nowhere else; they read none."""
+"""Modules that may set a variable, which a vendor's library takes at its import and nowhere else, and may read none."""
 _MACHINE_PATH: Final = re.compile(
     r"(?:^|[^A-Za-z0-9_.])(/(?:tmp|work|farm|root|opt|home|Users)/[A-Za-z0-9_.-]+)", re.MULTILINE
 )
@@ -113,9 +113,9 @@ def environment(root: Path) -> list[str]:
     return [
         f"{name}:{line}: os.{attribute}; only {SETTINGS} reads the environment"
         for name, tree in _modules(root)
-        if name not in (SETTINGS, *_ANNOUNCED)
+        if name != SETTINGS
         for line, attribute in _used_of_os(tree)
-        if attribute in _ENVIRONMENT
+        if attribute in _ENVIRONMENT and not (name in _ANNOUNCED and line in _items_set(tree))
     ]
 
 
@@ -162,6 +162,13 @@ def _used_of_os(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom) and node.module == "os":
             yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def _items_set(tree: ast.AST) -> set[int]:
+    """Lines on which an item is assigned (``x[key] = value``)."""
+    return {
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _matches(root: Path, pattern: re.Pattern[str], what: str) -> list[str]:

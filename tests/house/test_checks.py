@@ -35,6 +35,8 @@ BAD = [
     ("backends_by_name", "runtime/a.py", "load('forebay.backends.cpu.plugin')\n", "runtime/a.py:1"),
     ("environment", "runtime/a.py", "import os\nX = os.environ['X']\n", "os.environ"),
     ("environment", "backends/cpu/a.py", "import os\nX = os.getenv('X')\n", "os.getenv"),
+    ("environment", "backends/cuda/opening.py", "import os\nX = os.environ['X']\n", "os.environ"),
+    ("environment", "backends/cpu/a.py", "import os\nos.environ['X'] = '1'\n", "os.environ"),
     ("environment", "specs/a.py", "from os import environ, path\n", "os.environ"),
     ("asserts", "runtime/a.py", "def f(x: int) -> None:\n    assert x > 0\n", "runtime/a.py:2"),
     ("module_length", "kernels/numba/a.py", "X = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
