@@ -83,7 +83,8 @@ def faults(
                     kept.add(result)
                     show(result)
                 matrices.write(results, matrix)
-                kept.discard()
+                if all(result.good for result in results):
+                    kept.discard()  # else the next run need not judge the good ones anew
     except KeyboardInterrupt as error:
         by = str(error) or "an interrupt"
         print(f"STOPPED by {by}: {len(results)} of {len(chosen)} faults were judged", flush=True)

@@ -281,6 +281,32 @@ def test_what_was_kept_is_in_the_matrix(
     assert {path.name for path in tmp_path.glob("[mM]*")} == {matrix.MATRIX_JSON, matrix.MATRIX_PAGE}
 
 
+def test_a_survivor_costs_no_result_of_the_others(
+    plain_surroundings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The matrix tells of it; once it is mended the next command judges it alone, for the others may have taken hours."""
+    good = judged("D9", WINDOW)
+    weak = dataclasses.replace(good.fault, id="test.weak", title="before it was mended")
+    both = {good.fault.id: good.fault, weak.id: weak}
+    monkeypatch.setattr(catalogue, "faults", lambda: both)
+    runs: list[str] = []
+
+    def run(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
+        for fault in faults:
+            runs.append(fault.id)
+            verdict: Verdict = "survived" if fault is weak else "killed"
+            yield dataclasses.replace(good, fault=fault, verdict=verdict)
+
+    monkeypatch.setattr(runner, "run", run)
+    folder = ("faults", "--full", "--matrix", str(tmp_path))
+    assert app.main(folder) == 1
+    assert "survived" in (tmp_path / matrix.MATRIX_PAGE).read_text(encoding="utf-8")
+    both[weak.id] = dataclasses.replace(weak, title="mended")
+    assert app.main(folder) == 0
+    assert runs == [good.fault.id, weak.id, weak.id]
+    assert {path.name for path in tmp_path.glob("[mM]*")} == {matrix.MATRIX_JSON, matrix.MATRIX_PAGE}
+
+
 def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(
     plain_surroundings: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
