@@ -48,6 +48,7 @@ RUNS: Final = {
     "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
+    "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
     "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }
