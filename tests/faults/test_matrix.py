@@ -24,7 +24,7 @@ def committed() -> dict[str, Any]:
 
 
 def test_it_is_of_these_faults(committed: dict[str, Any]) -> None:
-    """Of each of them, patch by patch. Of another state of the suite it may be, and says so: to write it takes three hours."""
+    """Of each of them, patch by patch. Of another state of the suite it may be, and says so: to write it takes hours."""
     assert committed["spec_version"] == catalogue().version, ANEW
     fields = ("clause", "title", "counter", "pair_of", "digest")
     of_tree = {fault.id: tuple(getattr(fault, name) for name in fields) for fault in faults().values()}
