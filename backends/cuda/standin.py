@@ -9,15 +9,14 @@ that memory which is used again too early shows as wrong values. torch does the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 import triton
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from forebay.backends.torch_shared.guard import DATA_DEPENDENT, storage_of
 
@@ -65,7 +64,7 @@ class StandInTensor(torch.Tensor):
     ) -> Any:
         """Hand an operation to the stream of its first tensor."""
         kwargs = kwargs or {}
-        first = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, StandInTensor))
+        first = next(x for x in _leaves((*args, *kwargs.values())) if isinstance(x, StandInTensor))
         return first.stream.operate(func, args, kwargs)
 
 
@@ -102,16 +101,11 @@ class StandInGraph:
         self.work = []
 
 
-class Shape(NamedTuple):
-    """What a result will be."""
+class Shape:
+    """What a result will be, as the arguments of :meth:`Stream.new`."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    strides: tuple[int, ...]
-
-
-def _is_shape(x: object) -> bool:
-    return isinstance(x, Shape)
+    def __init__(self, x: Tensor) -> None:
+        self.kind = tuple(x.shape), x.dtype, x.stride()
 
 
 class Stream:
@@ -191,39 +185,36 @@ class Stream:
             return self._copy(*args, **kwargs)
         if name == "aten::_to_copy" and kwargs.get("device") is not None:
             raise RuntimeError("a tensor of the stand-in reaches the host by copy_ into pinned memory only")
-        leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
-        _check_places(name, leaves)
-        raw_args, raw = tree_unflatten([_memory(x) for x in leaves], structure)
+        _check_places(name, _leaves((*args, *kwargs.values())))
+        raw_args, raw = _mapped(_memory, args), {key: _mapped(_memory, x) for key, x in kwargs.items()}
         at_once = func.is_view
         if not at_once and not DATA_DEPENDENT.isdisjoint(func.tags) and name != "aten::index":
             self.synchronize()
             at_once = True
         if at_once:
-            return tree_map(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
+            return _mapped(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
         if func._schema.is_mutable:  # noqa: SLF001
             self.put(lambda: func(*raw_args, **raw))
             return kwargs.get("out", args[0])
-        shapes = self._shapes_of(func, leaves, structure)
-        made = tree_map(lambda x: self.new(*x) if isinstance(x, Shape) else x, shapes, is_leaf=_is_shape)
-        targets = [x.memory for x in tree_leaves(made) if isinstance(x, StandInTensor)]
+        made = _mapped(lambda x: self.new(*x.kind) if isinstance(x, Shape) else x, self._shapes_of(func, args, kwargs))
+        targets = [x.memory for x in _leaves((made,)) if isinstance(x, StandInTensor)]
 
         def work() -> None:
-            results = [x for x in tree_leaves(func(*raw_args, **raw)) if isinstance(x, Tensor)]
+            results = [x for x in _leaves((func(*raw_args, **raw),)) if isinstance(x, Tensor)]
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
         self.put(work)
         return made
 
-    def _shapes_of(self, func: Any, leaves: list[Any], structure: Any) -> Any:
+    def _shapes_of(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an operation returns, with a :class:`Shape` for each tensor: asked of torch once for each kind of operands."""
-        kinds = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
-        known = (func, kinds, structure)
+        known = (func, _kinds(args), tuple((key, _kinds((x,))) for key, x in kwargs.items()))
         if known not in self._shapes:
-            args, kwargs = tree_unflatten([_without_data(x) for x in leaves], structure)
-            self._shapes[known] = tree_map(
-                lambda x: Shape(x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else x, func(*args, **kwargs)
+            result = func(
+                *_mapped(_without_data, args), **{key: _mapped(_without_data, x) for key, x in kwargs.items()}
             )
+            self._shapes[known] = _mapped(lambda x: Shape(x) if isinstance(x, Tensor) else x, result)
         return self._shapes[known]
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -301,7 +292,7 @@ class StandIn:
         if 0 in grid:
             return
         _check_places(f"kernel {kernel.fn.__name__}", args)
-        raw = tree_map(_memory, args)
+        raw = _mapped(_memory, args)
         self._stream.put(lambda: kernel[grid](*raw, **constants))
 
     def event(self) -> StandInEvent:
@@ -346,6 +337,34 @@ POISONED_BYTES: Final = 64 << 20
 """Larger memory is left to the system, so that a pool larger than the machine's memory can be addressed."""
 
 
+def _mapped(change: Callable[[Any], Any], x: Any) -> Any:
+    """``x`` with ``change`` made to what its lists and tuples hold, at any depth."""
+    if isinstance(x, list | tuple):
+        return type(x)([_mapped(change, part) for part in x])
+    return change(x)
+
+
+def _leaves(parts: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples among ``parts`` hold, at any depth, and the other parts."""
+    for x in parts:
+        if isinstance(x, list | tuple):
+            yield from _leaves(x)
+        else:
+            yield x
+
+
+def _kinds(parts: Iterable[Any]) -> tuple[Any, ...]:
+    """All that decides on the sizes of an operation's results: sizes, strides and dtypes of tensors, and the other operands."""
+    return tuple(
+        (x.shape, x.stride(), x.dtype)
+        if isinstance(x, Tensor)
+        else (type(x), _kinds(x))
+        if isinstance(x, list | tuple)
+        else (type(x), x)
+        for x in parts
+    )
+
+
 def _memory(x: Any) -> Any:
     return x.memory if isinstance(x, StandInTensor) else x
 
@@ -357,7 +376,7 @@ def _without_data(x: Any) -> Any:
     return x
 
 
-def _check_places(name: str, leaves: Sequence[Any]) -> None:
+def _check_places(name: str, leaves: Iterable[Any]) -> None:
     for x in leaves:
         if isinstance(x, Tensor) and not isinstance(x, StandInTensor) and x.dim() and not x.is_meta:
             raise RuntimeError(f"{name}: a host tensor of shape {list(x.shape)} among tensors of the device")

@@ -219,6 +219,8 @@ def _bound(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> dict[str
             given[name] = _scalar(x)
         elif isinstance(x, torch.Tensor) and x.device.type == "cpu":
             given[name] = _pointer(x)
+        elif type(x) is tuple and all(type(part) is int for part in x):
+            given[name] = _scalars(x)
         else:
             return None
     return given
@@ -228,6 +230,11 @@ def _bound(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> dict[str
 def _scalar(x: int) -> Any:
     kind, dtype = (tl.int32, np.int32) if -(2**31) <= x < 2**31 else (tl.int64, np.int64)
     return tl.tensor(interpreter.TensorHandle(np.array([x], dtype), kind), kind)
+
+
+@lru_cache(maxsize=4096)
+def _scalars(x: tuple[int, ...]) -> Any:
+    return tl.tuple([_scalar(part) for part in x])
 
 
 def _pointer(x: torch.Tensor) -> Any:

@@ -16,6 +16,8 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
+from .interpreter_operators import constants, load_live_rows, short_operator
+
 _ASSUMED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (interpreter._patch_attr, ("obj", "name", "member", "builder", "scope")),  # noqa: SLF001
     (core.block_type.__init__, ("self", "element_ty", "shape")),
@@ -29,10 +31,8 @@ _ASSUMED: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ("lhs", "rhs", "allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod"),
     ),
 )
-_NUMPY = {tl.int32.name: np.int32, tl.int64.name: np.int64, tl.float32.name: np.float32}
-_RANGE = {tl.int32.name: (-(2**31), 2**31), tl.int64.name: (-(2**63), 2**63)}
-_PLAIN = frozenset((*_NUMPY, tl.int1.name))
-_MOST_CONSTANTS = 4096
+_INTEGERS = {tl.int32.name: np.int32, tl.int64.name: np.int64}
+_PLAIN = frozenset((*_INTEGERS, tl.float32.name, tl.int1.name))
 
 
 def speed_up() -> bool:
@@ -42,6 +42,8 @@ def speed_up() -> bool:
     _make_types_once()
     _call_builtins_directly()
     _fit_operands()
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = load_live_rows(builder.create_masked_load)
     return True
 
 
@@ -74,6 +76,7 @@ def _make_types_once() -> None:
 
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
     core.dtype.__eq__ = same
+    core.dtype.forebay_shape = ()
     core.block_type.to_ir = lambda self, _: self
     _look_up_numpy_types_once()
 
@@ -101,7 +104,7 @@ def _call_builtins_directly() -> None:
             kwargs["_semantic"] = semantic
             return inner(*args, **kwargs)
 
-        scope.set_attr(obj, name, call)
+        scope.set_attr(obj, name, short_operator(name, call) if obj is core.tensor else call)
 
     interpreter._patch_attr = patch_attr  # noqa: SLF001
 
@@ -119,29 +122,12 @@ def _fit_operands() -> None:
         semantic.expand_dims,
         semantic.cast,
     )
-    constants: dict[tuple[Any, ...], Any] = {}
-
-    def constant(x: Any, like: Any) -> Any:
-        """``x`` in the type of the tensor ``like``, or None where Triton has to decide."""
-        name = like.dtype.name
-        if type(x) is int:
-            low, high = _RANGE.get(name, (-(2**24), 2**24))
-            if name not in _NUMPY or not low <= x < high:
-                return None
-        elif type(x) is not float or name != tl.float32.name:
-            return None
-        key = (x, name)
-        if key not in constants:
-            if len(constants) >= _MOST_CONSTANTS:
-                constants.clear()
-            constants[key] = tensor(handle(np.array([x or 0], _NUMPY[name]), like.dtype), like.dtype)
-        return constants[key]
 
     def spread(x: Any, shape: tuple[int, ...]) -> Any:
         return tensor(handle(np.broadcast_to(x.handle.data, shape), x.dtype), block(x.dtype, shape))
 
     def broadcast_impl_value(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        left, right = getattr(lhs.type, "forebay_shape", ()), getattr(rhs.type, "forebay_shape", ())
+        left, right = lhs.type.forebay_shape, rhs.type.forebay_shape
         if left == right:
             return lhs, rhs
         if not left:
@@ -157,7 +143,7 @@ def _fit_operands() -> None:
 
     def fitted(lhs: Any, rhs: Any) -> tuple[Any, Any]:
         """As :func:`broadcast_impl_value`, but in types alone: numpy spreads the data itself in the operation that follows."""
-        left, right = getattr(lhs.type, "forebay_shape", ()), getattr(rhs.type, "forebay_shape", ())
+        left, right = lhs.type.forebay_shape, rhs.type.forebay_shape
         if left == right:
             return lhs, rhs
         if not left:
@@ -177,16 +163,16 @@ def _fit_operands() -> None:
         a, b = lhs, rhs
         if type(a) is tensor:
             if type(b) is not tensor:
-                b = constant(b, a)
+                b = constants.like(b, a)
         elif type(b) is tensor:
-            a = constant(a, b)
+            a = constants.like(a, b)
         if type(a) is tensor and type(b) is tensor:
             one, other = a.dtype.name, b.dtype.name
             if one == other and one in _PLAIN:
                 return fitted(a, b)
-            if other in _RANGE and allow_lhs_ptr and a.dtype.is_ptr():
+            if other in _INTEGERS and allow_lhs_ptr and a.dtype.is_ptr():
                 return fitted(a, b)
-            if one in _RANGE and other in _RANGE:  # of 32 and of 64 bits
+            if one in _INTEGERS and other in _INTEGERS:  # of 32 and of 64 bits
                 return fitted(cast_impl(a, tl.int64), cast_impl(b, tl.int64))
         return check(lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)  # type: ignore[no-any-return]
 
@@ -194,14 +180,14 @@ def _fit_operands() -> None:
         source, target = input.dtype, dst_ty.scalar
         if source is target:
             return input
-        if source.name not in _RANGE or target.name not in _RANGE:
+        if source.name not in _INTEGERS or target.name not in _INTEGERS:
             return cast(input, dst_ty, fp_downcast_rounding)
-        shape = getattr(input.type, "forebay_shape", ())
-        data = input.handle.data.astype(_NUMPY[target.name])
+        shape = input.type.forebay_shape
+        data = input.handle.data.astype(_INTEGERS[target.name])
         return tensor(handle(data, target), block(target, shape) if shape else target)
 
     def expand_dims(input: Any, axis: int) -> Any:  # noqa: A002  # Triton's name
-        shape = getattr(input.type, "forebay_shape", ())
+        shape = input.type.forebay_shape
         if not shape or not 0 <= axis <= len(shape):
             return expand(input, axis)
         data = np.expand_dims(input.handle.data, axis)
