@@ -1,4 +1,4 @@
-"""Operators of tensors in Triton's interpreter as one numpy call each, and loads that look at live rows alone.
+"""Operators of tensors in Triton's interpreter as one numpy call each, and so are its loads and stores.
 
 Triton checks, promotes, spreads and wraps the operands of each operator anew, which takes longer than numpy's work on them. Here plain
 operands (integers of 32 and 64 bits, float32, bool, pointers with integers; tensors of one rank, or scalars) go to numpy at once. Any
@@ -7,6 +7,7 @@ others, and whatever is an error, take Triton's way.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,8 +26,10 @@ _RANGE: Final = {tl.int32.name: (-(2**31), 2**31), tl.int64.name: (-(2**63), 2**
 _EXACT: Final = (-(2**24), 2**24)
 """Integers that float32 holds."""
 _MOST_CONSTANTS: Final = 4096
-_SPARSE: Final = 2
-"""A load looks at its live rows alone where they are at most one in so many."""
+_FEW: Final = 48
+"""Elements below which Triton's own loop is done sooner."""
+_ADDRESSES: Final = 2**47
+"""What a process can address, in bytes."""
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -154,24 +157,62 @@ def made(data: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     return core.tensor(handle, kind)
 
 
-def load_live_rows(load: Callable[..., Any]) -> Callable[..., Any]:
-    """``create_masked_load`` that asks for live rows alone where a mask over rows leaves out most; ``load`` is Triton's."""
+def _all_memory(size: int) -> Any:
+    """The process's memory as an array of unsigned integers of ``size`` bytes, from address ``size`` on; nothing of it is touched."""
+    kind = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}[size]
+    return np.ctypeslib.as_array((kind * (_ADDRESSES // size - 1)).from_address(size))
+
+
+_MEMORY: Final = {size: _all_memory(size) for size in (1, 2, 4, 8)}
+
+
+def _places(pointers: Any, size: int) -> Any:
+    """Where ``pointers`` point to in the array of elements of ``size`` bytes, or None if one of them lies between two."""
+    if size > 1 and (pointers & np.uint64(size - 1)).any():
+        return None
+    return (pointers >> np.uint64(size.bit_length() - 1)).view(np.int64) - 1
+
+
+def load_by_index(load: Callable[..., Any]) -> Callable[..., Any]:
+    """``create_masked_load`` by one look-up of numpy's, as Triton's loop over elements takes ten times longer; ``load`` is Triton's."""
     handle = interpreter.TensorHandle
 
     def create_masked_load(builder: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
         pointers, live = ptrs.data, mask.data
-        if live.ndim != 2 or live.strides[1] != 0 or live.shape != pointers.shape or live.shape[1] < 8:
+        if pointers.size < _FEW or live.shape != pointers.shape:
             return load(builder, ptrs, mask, other, *rest)
-        rows = np.flatnonzero(live[:, 0])
-        if len(rows) * _SPARSE > len(live):
+        dtype = ptrs.get_element_ty()
+        kind = interpreter._get_np_dtype(dtype)  # noqa: SLF001
+        whole = bool(live.all())
+        places = _places(pointers if whole else pointers[live], kind.itemsize)
+        if places is None:
             return load(builder, ptrs, mask, other, *rest)
-        chosen = pointers[rows]
-        part = load(builder, handle(chosen, ptrs.dtype), handle(np.ones(chosen.shape, bool), tl.int1), None, *rest)
-        if other is None:
-            whole = np.zeros(pointers.shape, part.data.dtype)
-        else:
-            whole = np.array(np.broadcast_to(other.data, pointers.shape))
-        whole[rows] = part.data
-        return handle(whole, part.dtype)
+        found = _MEMORY[kind.itemsize][places].view(kind)
+        if whole:
+            return handle(found, dtype)
+        filled = np.zeros(pointers.shape, kind) if other is None else np.empty(pointers.shape, kind)
+        if other is not None:
+            filled[...] = other.data
+        filled[live] = found
+        return handle(filled, dtype)
 
     return create_masked_load
+
+
+def store_by_index(store: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of ``create_masked_store``; of lanes that store to one address the last one wins, as in Triton's loop."""
+
+    def create_masked_store(builder: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        pointers, live, data = ptrs.data, mask.data, value.data
+        size = data.dtype.itemsize
+        if pointers.size < _FEW or live.shape != pointers.shape or data.shape != pointers.shape:
+            return store(builder, ptrs, value, mask, *rest)
+        if not live.all():
+            pointers, data = pointers[live], data[live]
+        places = _places(pointers, size)
+        if places is None:
+            return store(builder, ptrs, value, mask, *rest)
+        _MEMORY[size][places] = np.ascontiguousarray(data).view(f"u{size}")
+        return None
+
+    return create_masked_store

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
 
-from .interpreter_operators import constants, load_live_rows, short_operator
+from .interpreter_operators import constants, load_by_index, short_operator, store_by_index
 
 _ASSUMED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (interpreter._patch_attr, ("obj", "name", "member", "builder", "scope")),  # noqa: SLF001
@@ -43,7 +43,8 @@ def speed_up() -> bool:
     _call_builtins_directly()
     _fit_operands()
     builder = interpreter.InterpreterBuilder
-    builder.create_masked_load = load_live_rows(builder.create_masked_load)
+    builder.create_masked_load = load_by_index(builder.create_masked_load)
+    builder.create_masked_store = store_by_index(builder.create_masked_store)
     return True
 
 
