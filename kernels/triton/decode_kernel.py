@@ -70,6 +70,33 @@ def weighted(
 
 
 @jit
+def not_finite(values: tl.tensor) -> tl.tensor:
+    """Which of ``values`` are NaN or infinite."""
+    return (tl.abs(values.to(tl.float32)) < float("inf")) == 0
+
+
+@jit
+def weighted_of_seen(
+    weights: tl.tensor, values: tl.tensor, total: tl.tensor, sees: tl.tensor, partly: tl.tensor, IN_FLOAT32: tl.constexpr
+) -> tl.tensor:
+    """:func:`weighted` where row m has weight 0 for the keys that it does not see by ``sees [M, N]``, which holds all of it unless ``partly``.
+
+    0 times NaN or infinity is NaN, so values that are not finite count as 0 in the product, and make NaN of the rows that see them.
+    """
+    strange = False
+    if partly:
+        strange = tl.max(tl.max(not_finite(values).to(tl.int32), 1), 0) > 0
+    if strange:
+        bad = not_finite(values)
+        clean = weighted(weights, tl.where(bad, 0.0, values.to(tl.float32)).to(values.dtype), total, True, IN_FLOAT32)
+        spoilt = tl.dot(sees.to(tl.float16), bad.to(tl.float16)) > 0.0
+        total = tl.where(spoilt, float("nan"), clean)
+    else:
+        total = weighted(weights, values, total, True, IN_FLOAT32)
+    return total
+
+
+@jit
 def store_rows(
     pointers: tl.tensor,
     tile: tl.tensor,
@@ -194,6 +221,8 @@ def decode_kernel(
         highest, final = tl.max(kept, 0), tl.max(end, 0)
         shortest, longest = tl.min(length, 0), tl.max(length, 0)
         lowest = 0 if window is None else tl.min(start, 0)
+        shared_from = 0 if window is None else tl.max(start, 0)  # keys from here to there are seen by all queries of the block
+        shared_to = tl.min(end, 0)
 
     # -- pointers to columns -------------------------------------------------------------------------------------------
     column = tl.arange(0, D_MAIN).to(tl.int64)
@@ -280,13 +309,22 @@ def decode_kernel(
                     value = key
                 else:
                     value = load_tile(values + offset, held, VALUE_DIM, V_MAIN, 0)
-                acc = weighted(weight, value, acc * shrink[:, None], USE_DOT, IN_FLOAT32)
+                acc *= shrink[:, None]
+                if SINGLE_QUERY:
+                    acc = weighted(weight, value, acc, USE_DOT, IN_FLOAT32)
+                else:
+                    partly = (low < shared_from) | (low + BLOCK_N > shared_to)
+                    acc = weighted_of_seen(weight, value, acc, sees, partly, IN_FLOAT32)
                 if V_REST > 0:
                     if VALUES_IN_KEYS:
                         value_rest_tile = key_rest
                     else:
                         value_rest_tile = load_tile(values_rest + offset, held, VALUE_DIM, V_REST, V_MAIN)
-                    acc_rest = weighted(weight, value_rest_tile, acc_rest * shrink[:, None], USE_DOT, IN_FLOAT32)
+                    acc_rest *= shrink[:, None]
+                    if SINGLE_QUERY:
+                        acc_rest = weighted(weight, value_rest_tile, acc_rest, USE_DOT, IN_FLOAT32)
+                    else:
+                        acc_rest = weighted_of_seen(weight, value_rest_tile, acc_rest, sees, partly, IN_FLOAT32)
 
             # -- results: an empty row is 0 with LSE -inf, also beside a sink --------------------------------------------
             total = tl.where(end > 0, total, 1.0)
