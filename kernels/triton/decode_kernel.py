@@ -70,30 +70,13 @@ def weighted(
 
 
 @jit
-def not_finite(values: tl.tensor) -> tl.tensor:
-    """Which of ``values`` are NaN or infinite."""
-    return (tl.abs(values.to(tl.float32)) < float("inf")) == 0
+def not_finite(tile: tl.tensor, rows: tl.tensor) -> tl.tensor:
+    """1 if one of ``rows [M]`` holds NaN or an infinity in ``tile [M, D]``, else 0.
 
-
-@jit
-def weighted_of_seen(
-    weights: tl.tensor, values: tl.tensor, total: tl.tensor, sees: tl.tensor, partly: tl.tensor, IN_FLOAT32: tl.constexpr
-) -> tl.tensor:
-    """:func:`weighted` where row m has weight 0 for the keys that it does not see by ``sees [M, N]``, which holds all of it unless ``partly``.
-
-    0 times NaN or infinity is NaN, so values that are not finite count as 0 in the product, and make NaN of the rows that see them.
+    In one dimension: by rows, Triton 3.7 does not compile it for sm_100 where ``tile`` lies in tensor memory.
     """
-    strange = False
-    if partly:
-        strange = tl.max(tl.max(not_finite(values).to(tl.int32), 1), 0) > 0
-    if strange:
-        bad = not_finite(values)
-        clean = weighted(weights, tl.where(bad, 0.0, values.to(tl.float32)).to(values.dtype), total, True, IN_FLOAT32)
-        spoilt = tl.dot(sees.to(tl.float16), bad.to(tl.float16)) > 0.0
-        total = tl.where(spoilt, float("nan"), clean)
-    else:
-        total = weighted(weights, values, total, True, IN_FLOAT32)
-    return total
+    strange = rows[:, None] & ((tl.abs(tile) < float("inf")) == 0)
+    return tl.max(tl.reshape(strange.to(tl.int32), [tile.shape[0] * tile.shape[1]], can_reorder=True), 0)
 
 
 @jit
@@ -221,8 +204,6 @@ def decode_kernel(
         highest, final = tl.max(kept, 0), tl.max(end, 0)
         shortest, longest = tl.min(length, 0), tl.max(length, 0)
         lowest = 0 if window is None else tl.min(start, 0)
-        shared_from = 0 if window is None else tl.max(start, 0)  # keys from here to there are seen by all queries of the block
-        shared_to = tl.min(end, 0)
 
     # -- pointers to columns -------------------------------------------------------------------------------------------
     column = tl.arange(0, D_MAIN).to(tl.int64)
@@ -250,9 +231,16 @@ def decode_kernel(
         count = tl.maximum((kept + split - 1) // split - first, 1)
         opening = lowest // split
         stop = first + count if SINGLE_QUERY else tl.max(first + count, 0)
-        for s in range(opening + tl.program_id(2), stop, tl.num_programs(2)):
-            begin = tl.maximum(s * split, lowest // BLOCK_N * BLOCK_N)
-            until = tl.minimum(s * split + split, highest)
+        s = opening + tl.program_id(2)
+        turn = 0  # of all queries at once, or turn t + 1 of query t alone: see the end of this loop
+        while s < stop:
+            least, most = lowest, highest
+            if not SINGLE_QUERY:
+                if turn > 0:
+                    most = tl.minimum(seen - query_len + turn, table_tokens)
+                    least = 0 if window is None else tl.maximum(seen - query_len + turn - window, 0)
+            begin = tl.maximum(s * split, least // BLOCK_N * BLOCK_N)
+            until = tl.minimum(s * split + split, most)
             peak = tl.full([BLOCK_M], LEAST, tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, V_MAIN], tl.float32)
@@ -274,7 +262,7 @@ def decode_kernel(
                 token = low + tl.arange(0, BLOCK_N)
                 live = token < until
                 if window is not None:
-                    live = live & (token >= lowest)
+                    live = live & (token >= least)
                 if UNIT_COLUMNS:
                     entries = table + token // BLOCK_SIZE
                 else:
@@ -309,22 +297,13 @@ def decode_kernel(
                     value = key
                 else:
                     value = load_tile(values + offset, held, VALUE_DIM, V_MAIN, 0)
-                acc *= shrink[:, None]
-                if SINGLE_QUERY:
-                    acc = weighted(weight, value, acc, USE_DOT, IN_FLOAT32)
-                else:
-                    partly = (low < shared_from) | (low + BLOCK_N > shared_to)
-                    acc = weighted_of_seen(weight, value, acc, sees, partly, IN_FLOAT32)
+                acc = weighted(weight, value, acc * shrink[:, None], USE_DOT, IN_FLOAT32)
                 if V_REST > 0:
                     if VALUES_IN_KEYS:
                         value_rest_tile = key_rest
                     else:
                         value_rest_tile = load_tile(values_rest + offset, held, VALUE_DIM, V_REST, V_MAIN)
-                    acc_rest *= shrink[:, None]
-                    if SINGLE_QUERY:
-                        acc_rest = weighted(weight, value_rest_tile, acc_rest, USE_DOT, IN_FLOAT32)
-                    else:
-                        acc_rest = weighted_of_seen(weight, value_rest_tile, acc_rest, sees, partly, IN_FLOAT32)
+                    acc_rest = weighted(weight, value_rest_tile, acc_rest * shrink[:, None], USE_DOT, IN_FLOAT32)
 
             # -- results: an empty row is 0 with LSE -inf, also beside a sink --------------------------------------------
             total = tl.where(end > 0, total, 1.0)
@@ -337,6 +316,7 @@ def decode_kernel(
                 any_whole, any_part = count == 1, count > 1
             else:
                 mine = row_held & (length == split) & (s >= first) & (s < first + count)
+                mine = mine & ((turn == 0) | (t + 1 == turn))
                 whole, part = mine & (count == 1), mine & (count > 1)
                 any_whole, any_part = True, stop - opening > 1
             if any_whole:
@@ -360,3 +340,15 @@ def decode_kernel(
                     store_rows(partial + value_column[None, :], acc, part, VALUE_DIM, V_MAIN, 0)
                     if V_REST > 0:
                         store_rows(partial + value_rest[None, :], acc_rest, part, VALUE_DIM, V_REST, V_MAIN)
+            # Weight 0 times NaN or infinity is NaN. Where a result is not finite, the split is done anew for one query after the other,
+            # without the keys and values that this query does not see: the same tiles in the same order, so the same bits.
+            if SINGLE_QUERY:
+                s += tl.num_programs(2)
+            else:
+                strange = not_finite(acc, mine)
+                if V_REST > 0:
+                    strange = tl.maximum(strange, not_finite(acc_rest, mine))
+                turn = tl.where((turn > 0) | (strange > 0), turn + 1, 0)
+                if (turn == 0) | (turn > query_len):
+                    turn = 0
+                    s += tl.num_programs(2)

@@ -183,7 +183,9 @@ def test_a_million_missing_tokens_cost_no_loop() -> None:
 
 @pytest.mark.clause("D11", "L3")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("layout", "dtype", "pieces"), [("NHD", F32, (32, 0)), ("NHD", BF16, (16, 16)), ("LATENT", F16, (16, 16))])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "pieces"), [("NHD", F32, (32, 0)), ("NHD", BF16, (16, 16)), ("LATENT", F16, (16, 16))]
+)
 def test_what_other_queries_see_changes_no_bit(
     layout: str, dtype: torch.dtype, pieces: tuple[int, int], bad: float
 ) -> None:
