@@ -73,6 +73,7 @@ def decode_tiles(
     rows = group * query_len
     single = rows == 1
     low = q_dtype == kv_dtype and kv_dtype != torch.float32
+    mixed = q_dtype != kv_dtype
     widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
     block_m = 1 if single else min(max(LEAST_TILE, power_of_two(rows)), most_rows(widest, low=low, queries=query_len))
     wide = block_m > LEAST_TILE
@@ -81,7 +82,11 @@ def decode_tiles(
     elif single:
         block_n = 32 if widest <= 256 else 16
     else:
-        block_n = 32 if widest <= (64 if wide else 128) else 16
+        block_n = 32 if widest <= (64 if wide or mixed else 128) else 16
+    if low:
+        num_stages = 1 if query_len > 1 and wide and widest > 128 else 2
+    else:
+        num_stages = 1 if widest > 256 or ((mixed or query_len > 1) and not single and widest > 64) else 2
     return DecodeTiles(
         block_m=block_m,
         block_n=block_n,
@@ -92,7 +97,7 @@ def decode_tiles(
         value_pieces=pieces(value_dim),
         use_dot=not single,
         num_warps=4 if low and widest <= 256 and not wide else 8,
-        num_stages=1 if (widest > 256 and not low) or (query_len > 1 and wide and widest > 128) else 2,
+        num_stages=num_stages,
         reduce_rows=1,
         count_rows=1,
         count_columns=256,
