@@ -75,7 +75,10 @@ def decode_tiles(
     low = q_dtype == kv_dtype and kv_dtype != torch.float32
     mixed = q_dtype != kv_dtype
     widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
-    block_m = 1 if single else min(max(LEAST_TILE, power_of_two(rows)), most_rows(widest, low=low, queries=query_len))
+    most = most_rows(widest, low=low, queries=query_len)
+    if mixed and widest > 64:
+        most = LEAST_TILE  # keys and values are held in both dtypes
+    block_m = 1 if single else min(max(LEAST_TILE, power_of_two(rows)), most)
     wide = block_m > LEAST_TILE
     if low:
         block_n = 16 if wide and widest > (128 if query_len > 1 else 256) else 32
