@@ -67,32 +67,58 @@ def decode_tiles(
 ) -> DecodeTiles:
     """Tiles for a device, within the 64 KiB of shared memory that gfx942 has where the head size allows it.
 
-    ``group`` is Hq / Hkv, ``query_len`` T. Nothing here depends on the batch or on lengths, as a row's bits are its own; nor on T, as a
-    query among several has the bits that it has alone. A group of one is the exception: its only query is summed up without ``tl.dot``.
+    ``group`` is Hq / Hkv, ``query_len`` T. Nothing here depends on the batch or on lengths, as a row's bits are its own. A block has
+    all the rows of a KV head, so that its keys and values are loaded once, up to :func:`most_rows`, beyond which registers would spill.
     """
-    single = group == 1 and query_len == 1
+    rows = group * query_len
+    single = rows == 1
     low = q_dtype == kv_dtype and kv_dtype != torch.float32
+    mixed = q_dtype != kv_dtype
     widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
-    block_m = 1 if single else 16
-    block_n = 32 if low or widest <= 128 or (single and widest <= 256) else 16
-    num_warps = 4 if low and widest <= 256 else 8
-    num_stages = 1 if widest > 256 and not low else 2
+    most = most_rows(widest, low=low, queries=query_len)
+    if mixed and widest > 64:
+        most = LEAST_TILE  # keys and values are held in both dtypes
+    block_m = 1 if single else min(max(LEAST_TILE, power_of_two(rows)), most)
+    wide = block_m > LEAST_TILE
+    if low:
+        block_n = 16 if wide and widest > (128 if query_len > 1 else 256) else 32
+    elif single:
+        block_n = 32 if widest <= 256 else 16
+    else:
+        block_n = 32 if widest <= (64 if wide or mixed else 128) else 16
+    if low:
+        num_stages = 1 if query_len > 1 and wide and widest > 128 else 2
+    else:
+        num_stages = 1 if widest > 256 or ((mixed or query_len > 1) and not single and widest > 64) else 2
     return DecodeTiles(
         block_m=block_m,
         block_n=block_n,
-        min_split=256,
+        min_split=512 if wide and widest > 256 else 256,  # partial results of many wide heads outweigh short splits
         max_splits=32,
         programs=32,
         head_pieces=pieces(head_dim),
         value_pieces=pieces(value_dim),
         use_dot=not single,
-        num_warps=num_warps,
+        num_warps=4 if low and widest <= 256 and not wide else 8,
         num_stages=num_stages,
         reduce_rows=1,
         count_rows=1,
         count_columns=256,
         counters=16,
     )
+
+
+def most_rows(widest: int, *, low: bool, queries: int) -> int:
+    """Rows of the largest query block on a device, by the wider of head_dim and value_dim and by the ``queries`` of a sequence.
+
+    A program holds queries and results in its registers: ``low`` says that products are of operands of two bytes. More rows than these
+    spill on one of sm_80, sm_90, sm_100, gfx942 and gfx950; such a call loads keys and values once a block.
+    """
+    if widest <= 64:
+        return 64 if queries == 1 or low else 32
+    if queries == 1:
+        return 64 if low and widest <= 128 else 32 if low or widest <= 256 else LEAST_TILE
+    return 32 if low and widest <= 256 else LEAST_TILE
 
 
 def interpreted_tiles(

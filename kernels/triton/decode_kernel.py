@@ -70,6 +70,16 @@ def weighted(
 
 
 @jit
+def not_finite(tile: tl.tensor, rows: tl.tensor) -> tl.tensor:
+    """1 if one of ``rows [M]`` holds NaN or an infinity in ``tile [M, D]``, else 0.
+
+    In one dimension: by rows, Triton 3.7 does not compile it for sm_100 where ``tile`` lies in tensor memory.
+    """
+    strange = rows[:, None] & ((tl.abs(tile) < float("inf")) == 0)
+    return tl.max(tl.reshape(strange.to(tl.int32), [tile.shape[0] * tile.shape[1]], can_reorder=True), 0)
+
+
+@jit
 def store_rows(
     pointers: tl.tensor,
     tile: tl.tensor,
@@ -221,9 +231,16 @@ def decode_kernel(
         count = tl.maximum((kept + split - 1) // split - first, 1)
         opening = lowest // split
         stop = first + count if SINGLE_QUERY else tl.max(first + count, 0)
-        for s in range(opening + tl.program_id(2), stop, tl.num_programs(2)):
-            begin = tl.maximum(s * split, lowest // BLOCK_N * BLOCK_N)
-            until = tl.minimum(s * split + split, highest)
+        s = opening + tl.program_id(2)
+        turn = 0  # of all queries at once, or turn t + 1 of query t alone: see the end of this loop
+        while s < stop:
+            least, most = lowest, highest
+            if not SINGLE_QUERY:
+                if turn > 0:
+                    most = tl.minimum(seen - query_len + turn, table_tokens)
+                    least = 0 if window is None else tl.maximum(seen - query_len + turn - window, 0)
+            begin = tl.maximum(s * split, least // BLOCK_N * BLOCK_N)
+            until = tl.minimum(s * split + split, most)
             peak = tl.full([BLOCK_M], LEAST, tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, V_MAIN], tl.float32)
@@ -245,7 +262,7 @@ def decode_kernel(
                 token = low + tl.arange(0, BLOCK_N)
                 live = token < until
                 if window is not None:
-                    live = live & (token >= lowest)
+                    live = live & (token >= least)
                 if UNIT_COLUMNS:
                     entries = table + token // BLOCK_SIZE
                 else:
@@ -299,6 +316,7 @@ def decode_kernel(
                 any_whole, any_part = count == 1, count > 1
             else:
                 mine = row_held & (length == split) & (s >= first) & (s < first + count)
+                mine = mine & ((turn == 0) | (t + 1 == turn))
                 whole, part = mine & (count == 1), mine & (count > 1)
                 any_whole, any_part = True, stop - opening > 1
             if any_whole:
@@ -322,3 +340,15 @@ def decode_kernel(
                     store_rows(partial + value_column[None, :], acc, part, VALUE_DIM, V_MAIN, 0)
                     if V_REST > 0:
                         store_rows(partial + value_rest[None, :], acc_rest, part, VALUE_DIM, V_REST, V_MAIN)
+            # Weight 0 times NaN or infinity is NaN. Where a result is not finite, the split is done anew for one query after the other,
+            # without the keys and values that this query does not see: the same tiles in the same order, so the same bits.
+            if SINGLE_QUERY:
+                s += tl.num_programs(2)
+            else:
+                strange = not_finite(acc, mine)
+                if V_REST > 0:
+                    strange = tl.maximum(strange, not_finite(acc_rest, mine))
+                turn = tl.where((turn > 0) | (strange > 0), turn + 1, 0)
+                if (turn == 0) | (turn > query_len):
+                    turn = 0
+                    s += tl.num_programs(2)

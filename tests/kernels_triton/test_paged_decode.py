@@ -181,6 +181,50 @@ def test_a_million_missing_tokens_cost_no_loop() -> None:
     np.testing.assert_array_equal(out[1], case.run()[0][1])
 
 
+@pytest.mark.clause("D11", "L3")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "pieces"), [("NHD", F32, (32, 0)), ("NHD", BF16, (16, 16)), ("LATENT", F16, (16, 16))]
+)
+def test_what_other_queries_see_changes_no_bit(
+    layout: str, dtype: torch.dtype, pieces: tuple[int, int], bad: float
+) -> None:
+    """A key and a value that are not finite spoil the queries that see them alone; the first three see no token that is so."""
+    tiles = SMALL | {"block_m": 16, "head_pieces": pieces, "value_pieces": pieces}
+    for window in (None, 40):
+        case = make(
+            (70, 36, 5, 3), group=3, dim=32, value_dim=32 if layout == "NHD" else 24, layout=layout, query_len=6,
+            dtype=dtype, q_dtype=dtype, window=window, tiles=tiles,
+        )  # fmt: skip
+        want = case.check()
+        for b, n in enumerate(case.visible.tolist()):
+            last = torch.tensor([n - 3]) if n > 5 else torch.tensor([n - 1])
+            place = case.table[b, last // 16].long(), last % 16
+            case.v[place] = bad
+            case.k[(*place, slice(None), 1)] = bad
+        out, lse, _ = case.run()
+        for b, n in enumerate(case.visible.tolist()):
+            blind = 3 if n > 5 else 5
+            np.testing.assert_array_equal(out[b, :blind].view(np.uint32), want[0][b, :blind].view(np.uint32))
+            np.testing.assert_array_equal(lse[b, :blind].view(np.uint32), want[1][b, :blind].view(np.uint32))
+            assert not np.isfinite(out[b, blind:]).any()
+
+
+@pytest.mark.clause("D11", "L3")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_lies_before_the_window_of_later_queries_changes_no_bit(bad: float) -> None:
+    """The first query of three alone sees the value that is not finite."""
+    case = make((70, 130), group=3, dim=32, query_len=3, window=20, tiles=SMALL | {"block_m": 16})
+    want = case.check()
+    for b, n in enumerate(case.visible.tolist()):
+        position = n - 22
+        case.v[int(case.table[b, position // 16]), position % 16] = bad
+    out, lse, _ = case.run()
+    np.testing.assert_array_equal(out[:, 1:].view(np.uint32), want[0][:, 1:].view(np.uint32))
+    np.testing.assert_array_equal(lse.view(np.uint32), want[1].view(np.uint32))
+    assert not np.isfinite(out[:, 0]).any()
+
+
 @pytest.mark.clause("D2", "L3")
 def test_entries_behind_the_visible_range_are_never_read() -> None:
     """make() fills them with the least int32, and the rows behind the last token with poison."""

@@ -15,8 +15,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, where this fi
 
 import torch
 
-from forebay.kernels.triton.decode_config import decode_tiles
+from forebay.kernels.triton.decode_config import decode_tiles, most_rows
 from forebay.kernels.triton.interpreter import mend
+from forebay.kernels.triton.launching import cdiv
 from tests.kernels_triton.cases import Case, make
 from tests.kernels_triton.loads import counted
 
@@ -74,10 +75,30 @@ CONFIGURATIONS: Final = (
     *(Configuration("HND", torch.bfloat16, group, dim) for dim in (128, 256) for group in (1, 4, 8)),
     *(Configuration("KV2", torch.float16, 4, dim, block_size=32) for dim in (80, 96, 128)),
     Configuration("PACKED", torch.bfloat16, 8, 128),
-    Configuration("LATENT", torch.bfloat16, 16, 576),
-    Configuration("NHD", torch.bfloat16, 4, 128, query_len=4),
+    *(Configuration("LATENT", torch.bfloat16, group, 576) for group in (16, 32, 64, 128)),
+    Configuration("LATENT", torch.float32, 32, 576),
+    *(Configuration("NHD", torch.bfloat16, group, 128) for group in (32, 64)),
+    Configuration("NHD", torch.bfloat16, 32, 256),
+    *(Configuration("NHD", torch.float32, 32, dim) for dim in (64, 128, 256)),
+    *(Configuration("NHD", torch.bfloat16, group, 64, query_len=t) for group, t in ((8, 8), (16, 4))),
+    *(Configuration("NHD", torch.bfloat16, group, 128, query_len=t) for group, t in ((4, 4), (4, 8), (8, 8), (16, 4))),
+    *(Configuration("NHD", torch.bfloat16, group, 256, query_len=t) for group, t in ((4, 4), (4, 8), (8, 8))),
+    *(Configuration("NHD", torch.float32, 4, dim, query_len=t) for dim in (64, 128) for t in (4, 8)),
     Configuration("NHD", torch.bfloat16, 4, 128, window=1030),
 )
+
+ABOVE: Final = tuple(
+    made
+    for made in CONFIGURATIONS
+    if made.group * made.query_len
+    > most_rows(max(made.dim, made.value_dim), low=made.dtype != torch.float32, queries=made.query_len)
+)
+"""Those of more rows a KV head than registers hold without spills on all devices: keys and values are loaded once a query block."""
+
+
+def query_blocks(made: Configuration) -> int:
+    """How often keys and values are loaded."""
+    return cdiv(made.group * made.query_len, case_of(made).tiles.block_m)
 
 
 def case_of(made: Configuration) -> Case:
@@ -125,12 +146,16 @@ def page() -> str:
         f"One row of {VISIBLE} visible keys, {KV_HEADS} KV heads (LATENT: 1), tiles of devices, counted in Triton's interpreter:",
         "`python -m tests.kernels_triton.traffic`. Not run on hardware.",
         "",
+        "Where a KV head has more query rows than a program holds without spilling registers on every device, the ratio is the number",
+        "of query blocks, which stands behind it.",
+        "",
         "| configuration | KV bytes | over the visible ones | partial results | tables |",
         "|---|---|---|---|---|",
     ]
     for made in CONFIGURATIONS:
         found = traffic(made)
-        lines.append(f"| {made} | {found.kv} | {found.ratio:.3f} | {found.partials} | {found.tables} |")
+        blocks = f" ({query_blocks(made)} query blocks)" if made in ABOVE else ""
+        lines.append(f"| {made} | {found.kv} | {found.ratio:.3f}{blocks} | {found.partials} | {found.tables} |")
     return "\n".join(lines) + "\n"
 
 
