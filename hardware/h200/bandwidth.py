@@ -79,8 +79,8 @@ def measure(
             return backend.paged_decode(q, pool, 0, table, visible, table_len=width)
 
         calls: dict[str, Callable[[], object]] = {"forebay direct": ours}
-        about = {"dim": dim, "group": group, "batch": size.batch, "tokens": size.batch * size.context}
-        rows = []
+        about: dict[str, Any] = {"dim": dim, "group": group, "batch": size.batch, "tokens": size.batch * size.context}
+        rows: list[dict[str, Any]] = []
         if not task.dry and (dim, group) == PEERS_AT:
             ready, absent = peers(size.batch, size.context, KV_HEADS, group, dim)
             calls |= ready

@@ -75,7 +75,9 @@ def _run(a: argparse.Namespace, start: float, work: Path) -> list[Outcome]:
 
     found: dict[str, Outcome] = {}
     with ThreadPoolExecutor(2 if a.dry_run else BESIDE) as pool:
-        waiting = {name: pool.submit(one, name, a.budget - kept) for name in PARTS if name in only and name not in TIMING}
+        waiting = {
+            name: pool.submit(one, name, a.budget - kept) for name in PARTS if name in only and name not in TIMING
+        }
         found |= {name: future.result() for name, future in waiting.items()}
     until = a.budget
     for name in TIMING:  # a part that ends early leaves its time to the next

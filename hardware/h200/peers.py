@@ -18,9 +18,8 @@ def peers(batch: int, context: int, kv_heads: int, group: int, dim: int) -> tupl
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    options = {"dtype": torch.bfloat16, "device": "cuda"}
-    q = torch.randn(batch, kv_heads * group, 1, dim, **options)
-    k, v = (torch.randn(batch, context, kv_heads, dim, **options) for _ in range(2))
+    q = torch.randn(batch, kv_heads * group, 1, dim, dtype=torch.bfloat16, device="cuda")
+    k, v = (torch.randn(batch, context, kv_heads, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     heads_first = (k.transpose(1, 2), v.transpose(1, 2))
     # Never the plain one, which would repeat the KV for every query head.
     fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

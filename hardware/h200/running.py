@@ -9,11 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Status = Literal["passed", "failed", "crashed", "over its time", "not run: time", "not run: not asked for", "not present", "measured", "dry"]
+Status = Literal[
+    "passed",
+    "failed",
+    "crashed",
+    "over its time",
+    "not run: time",
+    "not run: not asked for",
+    "not present",
+    "measured",
+    "dry",
+]
 LEAST_S: Final = 5.0
 """A part that has less time than this is not begun."""
 GRACE_S: Final = 8.0
@@ -54,11 +66,17 @@ class Ended:
 
 
 def run_process(
-    command: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    limit_s: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    own_group: bool = False,
 ) -> Ended:
-    """Run ``command`` in a process group of its own; one that is over ``limit_s`` is told to end, then killed with its children.
+    """Run ``command``; one that is over ``limit_s`` is told to end, then killed.
 
-    What it prints goes to ``log``, of which the end is returned.
+    What it prints goes to ``log``, of which the end is returned. With ``own_group`` it leads a process group, of which nothing is left
+    when this returns; without, it ends with the group of this process.
     """
     start = time.monotonic()
     with log.open("wb") as stream:
@@ -68,16 +86,19 @@ def run_process(
             stdout=stream,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,
+            start_new_session=own_group,
         )
+        signalled = partial(_signal, process.pid if own_group else None, process)
         status: int | None = None
         try:
             status = process.wait(max(limit_s, 0.1))
         except subprocess.TimeoutExpired:
-            _end(process)
+            signalled(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
         finally:
-            if process.poll() is None:  # this process is interrupted: nothing of it goes on
-                _signal(process, signal.SIGKILL)
+            signalled(signal.SIGKILL)
+            process.wait()
     text = log.read_text(encoding="utf-8", errors="replace")
     return Ended(status, time.monotonic() - start, text[-TAIL:])
 
@@ -88,7 +109,7 @@ def run_part(name: str, arguments: Sequence[str], limit_s: float, work: Path) ->
         return Outcome(name, "not run: time", problems=["the parts before it took all the time"])
     result = work / f"{name}.json"
     command = [sys.executable, "-m", "forebay.hardware.h200.part", name, "--result", str(result), *arguments]
-    ended = run_process([*command, "--limit", str(limit_s)], limit_s, work / f"{name}.log")
+    ended = run_process([*command, "--limit", str(limit_s)], limit_s, work / f"{name}.log", own_group=True)
     seconds = round(ended.seconds, 1)
     made = _read(result)
     if made is not None:  # a part writes its result as it goes; one that was cut keeps what it had
@@ -121,18 +142,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return made
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGTERM)
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    _signal(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass
+def _signal(group: int | None, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if group is None:
+        process.send_signal(number)
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
