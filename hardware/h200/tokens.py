@@ -12,9 +12,9 @@ from forebay.hardware.h200.shaped_model import prompts, write_model
 from forebay.runtime import Engine, SamplingParams, Settings, load_model, open_backend
 
 ARMS: Final = ("eager", "hostfree", "captured")
-TIE: Final = 1e-3
+TIE: Final = 1e-4
 """The least gap of a step's two best logits, relative to its largest, below which rounding may choose; nothing behind is compared."""
-LEAST_COMPARED: Final = 0.75
+LEAST_COMPARED: Final = 0.5
 """Share of the tokens that must be compared for the part to have shown anything."""
 
 
