@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -39,7 +40,8 @@ from triton.runtime.jit import JITFunction
 
 import forebay.kernels.triton
 
-from .compile_cases import Launch, recorded
+from .compile_cases import recorded
+from .compile_recording import Launch
 from .compile_table import TABLE, Row, Table, change_faults, name_faults, read, rule_faults, write
 from .compile_targets import TARGETS, Usage, compiled, specialisation
 
@@ -116,8 +118,12 @@ def measured(work: Mapping[Row, Launch], workers: int) -> dict[Row, Usage | str]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         for (row, _), result in zip(_work, pool.map(_compiled, range(len(_work))), strict=True):
             found[row] = result
+            for fault in result_faults({row: result}, None):
+                print(fault, file=sys.stderr, flush=True)
             if len(found) % PROGRESS == 0:
-                print(f"{len(found)} of {len(work)} rows, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{len(found)} of {len(work)} rows, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
+                )
     return found
 
 
@@ -141,35 +147,54 @@ def coverage_faults(kernels: Iterable[str], launches: Iterable[Launch]) -> list[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; the status is 1 where there is a fault."""
+    """The command; the status is 1 where there is a fault, 2 where nothing could be done."""
     given = _parser().parse_args(arguments)
     if knobs.runtime.interpret:
-        print("this process interprets Triton (TRITON_INTERPRET is set); compiling takes one that does not", file=sys.stderr)
+        print(
+            "this process interprets Triton (TRITON_INTERPRET is set); compiling takes one that does not",
+            file=sys.stderr,
+        )
         return 2
     launches = recorded()
-    faults = coverage_faults(kernels_of(kernel_modules()), launches)
     everything = work_of(launches)
-    work = sampled(everything) if given.sample else everything
-    work = {row: launch for row, launch in work.items() if all(text in str(row) for text in given.only)}
+    selected = {row for row in everything if all(text in str(row) for text in given.only)}
+    work = {row: launch for row, launch in everything.items() if row in selected}
+    if given.sample:
+        work = sampled(work)
     if not work:
         print(f"no row holds {' and '.join(given.only)}", file=sys.stderr)
         return 2
-    table = None
-    if not given.write:
-        table = read()
-        faults += name_faults(everything, table.rows)
+    faults = coverage_faults(kernels_of(kernel_modules()), launches)
+    table = None if given.write else read(given.table)
+    if table is not None:
+        held = (row for row in table.rows if all(text in str(row) for text in given.only))
+        faults += name_faults(selected, held)
         if table.triton != triton.__version__:
-            print(f"the table is of triton {table.triton}, this is {triton.__version__}: no numbers are compared with it")
+            print(
+                f"the table is of triton {table.triton}, this is {triton.__version__}: no numbers are compared with it"
+            )
     found = {} if given.names else measured(work, given.workers)
     faults += result_faults(found, table)
     if given.write:
-        kept = {row: usage for row, usage in found.items() if isinstance(usage, Usage) and not rule_faults(row, usage)}
-        held = dict(read().rows) if TABLE.exists() and len(work) < len(everything) else {}
-        write(Table(triton.__version__, {row: kept.get(row) or held[row] for row in everything if row in kept or row in held and row not in found}))
+        write(_renewed(given.table, everything, found), given.table)
     for fault in faults:
         print(fault)
     print(_summary(everything, found, faults))
     return 1 if faults else 0
+
+
+def _renewed(path: Path, everything: Iterable[Row], found: Mapping[Row, Usage | str]) -> Table:
+    """The table with what was ``found``, and of other rows what it held; a row that breaks a rule is left out, and is missed later."""
+    rows: dict[Row, Usage] = {}
+    if path.exists() and set(everything) - set(found):
+        before = read(path)
+        if before.triton != triton.__version__:
+            raise SystemExit(
+                f"{path} is of triton {before.triton}, this is {triton.__version__}: write all rows anew, not some"
+            )
+        rows = {row: before.rows[row] for row in everything if row in before.rows and row not in found}
+    good = {row: x for row, x in found.items() if isinstance(x, Usage) and not rule_faults(row, x)}
+    return Table(triton.__version__, rows | good)
 
 
 def _summary(everything: Mapping[Row, Any], found: Mapping[Row, Usage | str], faults: Sequence[str]) -> str:
@@ -177,7 +202,8 @@ def _summary(everything: Mapping[Row, Any], found: Mapping[Row, Usage | str], fa
     kernels = {row.kernel for row in everything}
     targets = Counter(row.target for row in everything)
     return (
-        f"triton {triton.__version__}: {len(kernels)} kernels, {len(everything)} rows on {len(targets)} targets, {len(found)} compiled: "
+        f"triton {triton.__version__}: {len(kernels)} kernels, {len(everything)} rows on {len(targets)} targets, "
+        f"{len(found)} compiled: "
         f"{sum(usage.spilled > 0 for usage in usages)} spill, {sum(usage.lanes > 0 for usage in usages)} keep scalars in lanes; "
         f"{len(faults)} faults"
     )
@@ -185,14 +211,20 @@ def _summary(everything: Mapping[Row, Any], found: Mapping[Row, Usage | str], fa
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m forebay.backends.cuda.compile_gate", description="Compile every kernel for every target, and compare."
+        prog="python -m forebay.backends.cuda.compile_gate",
+        description="Compile every kernel for every target, and compare.",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--write", action="store_true", help="write the table instead of comparing with it")
     how.add_argument("--names", action="store_true", help="compile nothing, compare what there is to compile")
     parser.add_argument("--sample", action="store_true", help="one configuration of every kernel and target")
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows that hold TEXT; several: all of them")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile (default: %(default)s)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="rows that hold TEXT; several: all of them"
+    )
+    parser.add_argument("--table", type=Path, default=TABLE, help="the table (default: the package's)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes that compile (default: %(default)s)"
+    )
     return parser
 
 

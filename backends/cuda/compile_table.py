@@ -61,7 +61,9 @@ def _entry(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def write(table: Table, path: Path = TABLE) -> None:
     """Write a table, a row a line."""
-    lines = [json.dumps({**asdict(row), **asdict(usage)}) for row, usage in sorted(table.rows.items(), key=lambda x: x[0])]
+    lines = [
+        json.dumps({**asdict(row), **asdict(usage)}) for row, usage in sorted(table.rows.items(), key=lambda x: x[0])
+    ]
     text = f'{{"triton": {json.dumps(table.triton)}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
     path.write_text(text, encoding="utf-8")
 

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
-from .compile_cases import Launch
+from .compile_recording import Launch
 from .registers import launch_options
 
 KIB: Final = 1024
@@ -118,7 +118,7 @@ def compiling_for(target: Target, launch: Launch) -> Iterator[Mapping[str, Any]]
     driver.set_active(NoDevice(target))
     launch.kernel.device_caches.clear()
     try:
-        yield {**launch.constants, **launch_options(launch.name, launch.constants, target.backend)}
+        yield {**launch.constants, **launch_options(launch.name, launch.args, launch.constants, target.backend)}
     finally:
         launch.kernel.device_caches.clear()
 
@@ -138,7 +138,9 @@ def specialisation(launch: Launch, target: Target) -> str:
         finally:
             knobs.runtime.jit_cache_hook = before
     if len(found) != 1:
-        raise RuntimeError(f"triton {triton.__version__} asked its hook {len(found)} times for {launch.name}, expected once")
+        raise RuntimeError(
+            f"triton {triton.__version__} asked its hook {len(found)} times for {launch.name}, expected once"
+        )
     return found[0]
 
 

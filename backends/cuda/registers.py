@@ -1,17 +1,44 @@
-"""What a launch is given beside its kernel's own constants, by the kind of device: so that no value finds itself without a register.
+"""Launch options that a device needs so that every value of a kernel finds a register, by the kind of compiler.
 
-Tiles decide the bits of a result; what is chosen here does not.
+The gate (:mod:`.compile_gate`) compiles with them, and a device launches with them. Nothing here depends on lengths, on the number of
+rows or on strides: rows of one attention are always launched alike, so that their bits stay those of the row alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+MOST_REGISTERS: Final = 255
+"""Registers that a thread of NVIDIA's can name."""
+REGISTER_FILE: Final = 65536
+"""Registers of one of NVIDIA's multiprocessors."""
+WARP: Final = 32
+K: Final = 1
+"""Where the keys stand among the arguments of ``decode_kernel``."""
 
 
-def launch_options(kernel: str, constants: Mapping[str, Any], compiler: str) -> dict[str, int]:
-    """Launch options of the kernel named ``kernel`` that replace those among ``constants``.
+def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any], compiler: str) -> dict[str, int]:
+    """Options that replace those among ``constants`` where ``kernel`` is launched with ``args``.
 
     ``compiler`` is Triton's name of it: ``cuda`` or ``hip``.
+
+    NVIDIA's assembler aims at several programs a multiprocessor, and for that spills a few bytes of most decodes; told how many
+    registers there may be, it does not. Products in a type of two bytes for one query do well as they are, with fewer registers. Keys
+    of two bytes beside float32 queries are held twice, as loaded and as float32, so that no second stage of them fits. On AMD the
+    float32 accumulators of LATENT's 512 columns take the registers of 4 warps, of which a thread has twice as many as of 8.
     """
-    return {}
+    if kernel != "decode_kernel":
+        return {}
+    width = constants["D_MAIN"] + constants["D_REST"]
+    if compiler == "hip":
+        return {"num_warps": 4} if constants["IN_FLOAT32"] and width > 256 else {}
+    narrow = constants["USE_DOT"] and not constants["IN_FLOAT32"]
+    if narrow and constants["SINGLE_QUERY"] and width <= 192:
+        return {}
+    options = {"maxnreg": min(MOST_REGISTERS, REGISTER_FILE // (WARP * constants["num_warps"]))}
+    if constants["IN_FLOAT32"] and args[K].dtype != torch.float32:
+        options["num_stages"] = 1
+    return options

@@ -1,0 +1,33 @@
+"""Kernels that the ahead-of-time gate has to find fault with: one spills, one takes too much shared memory, none is in a case."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def helper(x):
+    return x + 1.0
+
+
+@triton.jit
+def spilling_kernel(x, out, steps: tl.constexpr, width: tl.constexpr):
+    """Holds more sums than one warp has registers for."""
+    lane = tl.arange(0, width)
+    first = tl.load(x + lane)
+    second = tl.load(x + width + lane)
+    for step in range(steps):
+        first = helper(first * second) + tl.load(x + step * width + lane)
+        second = second * first + step
+    tl.store(out + lane, first + second)
+
+
+@triton.jit
+def greedy_kernel(x, out, rows: tl.constexpr, inner: tl.constexpr):
+    """A product whose operands fill more shared memory than a program may have."""
+    row = tl.arange(0, rows)
+    inner = tl.arange(0, inner)
+    left = tl.load(x + row[:, None] * inner + inner[None, :])
+    right = tl.load(x + row[None, :] * inner + inner[:, None])
+    tl.store(out + row[:, None] * rows + row[None, :], tl.dot(left, right))
