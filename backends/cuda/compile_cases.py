@@ -82,9 +82,9 @@ def doors(cases: Cases) -> None:
         pool = cases.pool(dtype, dim, heads, layout)
         one, other = (WriteLoc.slots(cases.ints(5), physical=True) for _ in range(2))
         words = f"{layout}, {dtype}, D{dim}, {heads} heads"
-        for rows in FLOATS if (layout, dim) == ("NHD", 128) else dict.fromkeys((dtype, "float32")):
-            with cases.named(words + (f", rows {rows}" if rows != dtype else "")):
-                k, v = (cases.floats(rows, 5, heads, d) for d in (dim, pool.geometry.value_dim))
+        for kind in FLOATS if (layout, dim) == ("NHD", 128) else dict.fromkeys((dtype, "float32")):
+            with cases.named(words + (f", rows {kind}" if kind != dtype else "")):
+                k, v = (cases.floats(kind, 5, heads, d) for d in (dim, pool.geometry.value_dim))
                 pool.write(0, one, k, None if layout == "LATENT" else v)
         with cases.named(words):
             pool.read(0, one)

@@ -16,6 +16,8 @@ MOST_REGISTERS: Final = 255
 REGISTER_FILE: Final = 65536
 """Registers of one of NVIDIA's multiprocessors."""
 WARP: Final = 32
+MERGE_REGISTERS: Final = 128
+"""More than the merging of splits takes, few enough for four programs a multiprocessor."""
 K: Final = 1
 """Where the keys stand among the arguments of ``decode_kernel``."""
 
@@ -25,11 +27,14 @@ def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any
 
     ``compiler`` is Triton's name of it: ``cuda`` or ``hip``.
 
-    NVIDIA's assembler aims at several programs a multiprocessor, and for that spills a few bytes of most decodes; told how many
-    registers there may be, it does not. Products in a type of two bytes for one query do well as they are, with fewer registers. Keys
-    of two bytes beside float32 queries are held twice, as loaded and as float32, so that no second stage of them fits. On AMD the
-    float32 accumulators of LATENT's 512 columns take the registers of 4 warps, of which a thread has twice as many as of 8.
+    NVIDIA's assembler aims at several programs a multiprocessor, and for that spills a few bytes of most decodes, and of the merging
+    of splits where two tiles cover a row; told how many registers there may be, it does not. Products in a type of two bytes for one
+    query do well as they are, with fewer registers. Keys of two bytes beside float32 queries are held twice, as loaded and as
+    float32, so that no second stage of them fits. On AMD the float32 accumulators of LATENT's 512 columns take the registers of 4
+    warps, of which a thread has twice as many as of 8.
     """
+    if kernel == "reduce_kernel":
+        return {"maxnreg": MERGE_REGISTERS} if compiler == "cuda" and constants["V_REST"] else {}
     if kernel != "decode_kernel":
         return {}
     width = constants["D_MAIN"] + constants["D_REST"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from forebay.kernels.triton.jit import jit
 
-@triton.jit
-def helper(x):
+
+@jit
+def helper(x: tl.tensor) -> tl.tensor:
     return x + 1.0
 
 
-@triton.jit
-def spilling_kernel(x, out, steps: tl.constexpr, width: tl.constexpr):
+@jit
+def spilling_kernel(x: tl.tensor, out: tl.tensor, steps: tl.constexpr, width: tl.constexpr) -> None:
     """Holds more sums than one warp has registers for."""
     lane = tl.arange(0, width)
     first = tl.load(x + lane)
@@ -23,11 +24,11 @@ def spilling_kernel(x, out, steps: tl.constexpr, width: tl.constexpr):
     tl.store(out + lane, first + second)
 
 
-@triton.jit
-def greedy_kernel(x, out, rows: tl.constexpr, inner: tl.constexpr):
+@jit
+def greedy_kernel(x: tl.tensor, out: tl.tensor, rows: tl.constexpr, inner: tl.constexpr) -> None:
     """A product whose operands fill more shared memory than a program may have."""
     row = tl.arange(0, rows)
-    inner = tl.arange(0, inner)
-    left = tl.load(x + row[:, None] * inner + inner[None, :])
-    right = tl.load(x + row[None, :] * inner + inner[:, None])
+    column = tl.arange(0, inner)
+    left = tl.load(x + row[:, None] * inner + column[None, :])
+    right = tl.load(x + row[None, :] * inner + column[:, None])
     tl.store(out + row[:, None] * rows + row[None, :], tl.dot(left, right))

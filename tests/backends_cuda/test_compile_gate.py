@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,7 @@ def gate(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(cache, "-m", "forebay.backends.cuda.compile_gate", *arguments)
 
 
-def changed(tmp_path: Path, change) -> str:
+def changed(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> str:
     """The path of a copy of the table whose rows ``change`` has changed."""
     held = json.loads(TABLE.read_text(encoding="utf-8"))
     change(held)
@@ -73,7 +75,7 @@ def test_one_configuration_of_every_kernel_compiles_for_every_target_as_the_tabl
 
 
 def test_a_row_that_is_missing_and_one_too_many_are_faults(tmp_path: Path) -> None:
-    def change(held) -> None:
+    def change(held: dict[str, Any]) -> None:
         gone = held["rows"].pop(0)
         held["rows"].append({**gone, "configuration": "of no case"})
 
@@ -88,7 +90,7 @@ def test_a_row_that_is_missing_and_one_too_many_are_faults(tmp_path: Path) -> No
 def test_a_number_that_differs_from_the_table_is_a_fault(tmp_path: Path, what: str) -> None:
     only = ("--only", "largest_of_parts_kernel", "--only", "sm_90")
 
-    def change(held) -> None:
+    def change(held: dict[str, Any]) -> None:
         row = next(x for x in held["rows"] if x["kernel"] == only[1] and x["target"] == only[3])
         row[what] += 1
 
@@ -99,7 +101,7 @@ def test_a_number_that_differs_from_the_table_is_a_fault(tmp_path: Path, what: s
 
 
 def test_numbers_of_another_version_of_triton_are_not_compared_and_that_is_said(tmp_path: Path) -> None:
-    def change(held) -> None:
+    def change(held: dict[str, Any]) -> None:
         held["triton"] = "0.1"
         for row in held["rows"]:
             row["registers"] += 1
