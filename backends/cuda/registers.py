@@ -30,7 +30,7 @@ def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any
     NVIDIA's assembler aims at several programs a multiprocessor, and for that spills a few bytes of most decodes, and of the merging
     of splits where two tiles cover a row; told how many registers there may be, it does not. Products in a type of two bytes for one
     query do well as they are, with fewer registers. Keys of two bytes beside float32 queries are held twice, as loaded and as
-    float32, so that no second stage of them fits; nor does one of several queries in 4 warps where two small tiles cover a row. On
+    float32, so that no second stage of them fits; nor does one of several queries in float32, or in two small tiles a row. On
     AMD the float32 accumulators of LATENT's 512 columns take the registers of 4 warps, of which a thread has twice as many as of 8.
     """
     if kernel == "reduce_kernel":
@@ -44,8 +44,8 @@ def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any
     if narrow and constants["SINGLE_QUERY"] and width <= 192:
         return {}
     options = {"maxnreg": min(MOST_REGISTERS, REGISTER_FILE // (WARP * constants["num_warps"]))}
+    several = not constants["SINGLE_QUERY"] and constants["USE_DOT"]
     mixed = constants["IN_FLOAT32"] and args[K].dtype != torch.float32
-    pieces = narrow and not constants["SINGLE_QUERY"] and constants["D_REST"] and width <= 128
-    if mixed or pieces:
+    if mixed or (several and 64 < width <= 128 and (constants["IN_FLOAT32"] or constants["D_REST"])):
         options["num_stages"] = 1
     return options

@@ -73,3 +73,11 @@ def test_several_queries_in_two_small_tiles_have_one_stage_and_one_query_is_left
         "maxnreg": 255,
         "num_stages": 1,
     }
+
+
+def test_several_queries_in_float32_have_one_stage() -> None:
+    several = {**CONSTANTS, "SINGLE_QUERY": False}
+    assert launch_options("decode_kernel", arguments(torch.float32), several, "cuda")["num_stages"] == 1
+    assert "num_stages" not in launch_options(
+        "decode_kernel", arguments(torch.float32), {**several, "D_MAIN": 64}, "cuda"
+    )
