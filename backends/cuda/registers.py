@@ -18,6 +18,8 @@ REGISTER_FILE: Final = 65536
 WARP: Final = 32
 MERGE_REGISTERS: Final = 128
 """More than the merging of splits takes, few enough for four programs a multiprocessor."""
+WIDE_WARPS: Final = 8
+"""Warps of a decode of several queries whose rows have more than 192 columns."""
 K: Final = 1
 """Where the keys stand among the arguments of ``decode_kernel``."""
 
@@ -30,8 +32,9 @@ def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any
     NVIDIA's assembler aims at several programs a multiprocessor, and for that spills a few bytes of most decodes, and of the merging
     of splits where two tiles cover a row; told how many registers there may be, it does not. Products in a type of two bytes for one
     query do well as they are, with fewer registers. Keys of two bytes beside float32 queries are held twice, as loaded and as
-    float32, so that no second stage of them fits; nor does one of several queries in float32, or in two small tiles a row. On
-    AMD the float32 accumulators of LATENT's 512 columns take the registers of 4 warps, of which a thread has twice as many as of 8.
+    float32, so that no second stage of them fits; nor does one of several queries in float32, or in two small tiles a row, and 256
+    columns of these take 8 warps. On AMD the float32 accumulators of LATENT's 512 columns take the registers of 4 warps, of which a
+    thread has twice as many as of 8.
     """
     if kernel == "reduce_kernel":
         return {"maxnreg": MERGE_REGISTERS} if compiler == "cuda" and constants["V_REST"] else {}
@@ -43,8 +46,9 @@ def launch_options(kernel: str, args: Sequence[Any], constants: Mapping[str, Any
     narrow = constants["USE_DOT"] and not constants["IN_FLOAT32"]
     if narrow and constants["SINGLE_QUERY"] and width <= 192:
         return {}
-    options = {"maxnreg": min(MOST_REGISTERS, REGISTER_FILE // (WARP * constants["num_warps"]))}
     several = not constants["SINGLE_QUERY"] and constants["USE_DOT"]
+    warps = WIDE_WARPS if several and narrow and width > 192 else constants["num_warps"]
+    options = {"num_warps": warps, "maxnreg": min(MOST_REGISTERS, REGISTER_FILE // (WARP * warps))}
     mixed = constants["IN_FLOAT32"] and args[K].dtype != torch.float32
     if mixed or (several and 64 < width <= 128 and (constants["IN_FLOAT32"] or constants["D_REST"])):
         options["num_stages"] = 1

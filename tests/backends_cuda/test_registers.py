@@ -53,10 +53,11 @@ def test_a_device_launches_with_the_options_of_the_gate(compiler: str, name: str
 
 def test_registers_fit_the_file_and_float32_keys_keep_their_stages() -> None:
     mixed = launch_options("decode_kernel", arguments(torch.bfloat16), CONSTANTS, "cuda")
-    assert mixed == {"maxnreg": 255, "num_stages": 1}
-    assert launch_options("decode_kernel", arguments(torch.float32), CONSTANTS, "cuda") == {"maxnreg": 255}
+    assert mixed == {"num_warps": 8, "maxnreg": 255, "num_stages": 1}
+    alike = launch_options("decode_kernel", arguments(torch.float32), CONSTANTS, "cuda")
+    assert alike == {"num_warps": 8, "maxnreg": 255}
     many = {**CONSTANTS, "num_warps": 16}
-    assert launch_options("decode_kernel", arguments(torch.float32), many, "cuda") == {"maxnreg": 128}
+    assert launch_options("decode_kernel", arguments(torch.float32), many, "cuda") == {"num_warps": 16, "maxnreg": 128}
 
 
 def test_latent_float32_takes_four_warps_on_amd_alone() -> None:
@@ -69,10 +70,10 @@ def test_several_queries_in_two_small_tiles_have_one_stage_and_one_query_is_left
     small = {**CONSTANTS, "D_MAIN": 64, "D_REST": 16, "IN_FLOAT32": False, "num_warps": 4}
     several = {**small, "SINGLE_QUERY": False}
     assert launch_options("decode_kernel", arguments(torch.bfloat16), small, "cuda") == {}
-    assert launch_options("decode_kernel", arguments(torch.bfloat16), several, "cuda") == {
-        "maxnreg": 255,
-        "num_stages": 1,
-    }
+    pieces = launch_options("decode_kernel", arguments(torch.bfloat16), several, "cuda")
+    assert pieces == {"num_warps": 4, "maxnreg": 255, "num_stages": 1}
+    wide = {**several, "D_MAIN": 256, "D_REST": 0}
+    assert launch_options("decode_kernel", arguments(torch.bfloat16), wide, "cuda") == {"num_warps": 8, "maxnreg": 255}
 
 
 def test_several_queries_in_float32_have_one_stage() -> None:
