@@ -14,6 +14,8 @@ from torch import Tensor
 from forebay.backends.torch_shared.guard import storage_of
 from forebay.specs.errors import BackendUnavailable, InvalidInput
 
+from .registers import launch_options
+
 MAPPED: Final = 2
 """``cudaHostRegisterMapped``: page-locked host memory that the device addresses."""
 LOST: Final = ("CUDA error", "HIP error", "device-side assert", "illegal memory access")
@@ -60,6 +62,7 @@ class CudaPlatform:
         torch.cuda.set_device(self._device)
         self._allows_tf32 = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False  # clause D6: float32 products are float32's
+        self._compiler = "hip" if torch.version.hip else "cuda"
         self._pool = torch.cuda.graph_pool_handle()
         self._registered: dict[int, int] = {}
 
@@ -134,9 +137,10 @@ class CudaPlatform:
             torch.cuda.synchronize(self._device)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """On the current stream."""
+        """On the current stream, with the options that the ahead-of-time gate compiles with."""
         if 0 not in grid:
-            kernel[grid](*args, **constants)
+            options = launch_options(kernel.fn.__name__, args, constants, self._compiler)
+            kernel[grid](*args, **{**constants, **options})
 
     def event(self) -> CudaEvent:
         """Behind everything asked for so far."""

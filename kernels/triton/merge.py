@@ -115,7 +115,8 @@ def merge_kernel(
     if merged > 0:
         peak = tl.load(sum_peak + row, mask=held, other=0.0)
         total = tl.load(sum_total + row, mask=held, other=0.0)
-        acc = tl.load(sum_out + flat, mask=inside, other=0.0)
+        # Where one launch merges all, ``out`` stands in for the sums, in a type of its own.
+        acc = tl.load(sum_out + flat, mask=inside, other=0.0).to(tl.float32)
     acc, peak, total = add_part(out0, lse0, or0, od0, lr0, row, column, held, inside, acc, peak, total)
     if count > 1:
         acc, peak, total = add_part(out1, lse1, or1, od1, lr1, row, column, held, inside, acc, peak, total)
