@@ -74,7 +74,9 @@ def decode_tiles(
     single = rows == 1
     low = q_dtype == kv_dtype and kv_dtype != torch.float32
     mixed = q_dtype != kv_dtype
-    widest = max(sum(pieces(head_dim)), sum(pieces(value_dim)))
+    # Two tiles a row would spill where several float32 queries are held beside them.
+    head, value = (pieces(dim, whole_up_to=64 if low or single else 256) for dim in (head_dim, value_dim))
+    widest = max(sum(head), sum(value))
     most = most_rows(widest, low=low, queries=query_len)
     if mixed and widest > 64:
         most = LEAST_TILE  # keys and values are held in both dtypes
@@ -96,8 +98,8 @@ def decode_tiles(
         min_split=512 if wide and widest > 256 else 256,  # partial results of many wide heads outweigh short splits
         max_splits=32,
         programs=32,
-        head_pieces=pieces(head_dim),
-        value_pieces=pieces(value_dim),
+        head_pieces=head,
+        value_pieces=value,
         use_dot=not single,
         num_warps=4 if low and widest <= 256 and not wide else 8,
         num_stages=num_stages,
