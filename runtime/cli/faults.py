@@ -26,6 +26,10 @@ def faults(
     full: Annotated[
         bool, typer.Option("--full", help="Run the whole suite on each fault instead of its clause.")
     ] = False,
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME[:MODE]", help="The backend whose faults are seeded, and which the suite judges."),
+    ] = "sim",
     list_only: Annotated[bool, typer.Option("--list", help="List the faults and their clauses.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Faults at a time.")] = os.cpu_count() or 1,
     matrix: Annotated[
@@ -50,14 +54,14 @@ def faults(
         from forebay.specs.faults.results import Results
     except ImportError as error:
         raise InvalidInput(f"seeding faults needs {error.name}: pip install 'forebay[suite]'") from error
-    chosen = catalogue.select(names or [])
+    chosen = catalogue.select(names or [], backend)
     if list_only:
         for fault in chosen:
             print(f"{fault.id:48} {fault.clause:4} {fault.title}")
         return
-    if matrix is not None and (names or not (full and matrix.is_dir())):
+    if matrix is not None and (names or backend != catalogue.SIM or not (full and matrix.is_dir())):
         raise InvalidInput(
-            f"--matrix {matrix}: expected an existing folder, --full, and no FAULT, for it is of all of them"
+            f"--matrix {matrix}: expected an existing folder, --full, no FAULT and no other --backend, for it is of all of sim's"
         )
     if sys.flags.optimize:
         raise InvalidInput("the suite judges by assertions: run python without -O and without PYTHONOPTIMIZE")

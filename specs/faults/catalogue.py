@@ -13,6 +13,8 @@
     [[stale-visible.guard]]      # only where a guard absorbs it: what takes the guard away as well
     ...
 
+A line ``backend = "name:mode"`` above the tables of a file says where its faults show; without one it is ``sim``.
+
 A fault with a guard makes two: itself, caught by its counter, and its pair ``stale-visible-unguarded``, caught by values.
 """
 
@@ -23,7 +25,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Final
 
@@ -33,6 +35,9 @@ from forebay.specs.errors import InvalidInput
 _FIELDS: Final = {"clause", "title", "patch", "counter", "guard", "raises"}
 _PATCH_FIELDS: Final = {"module", "old", "new"}
 _COUNTER: Final = re.compile(r"[a-z_]+(\[[a-z_]+\])?")
+SIM: Final = "sim"
+"""The backend of faults whose file names none: strict, in numpy, and of this tree."""
+_BACKEND: Final = re.compile(r"[a-z][a-z0-9_-]*(:[a-z][a-z0-9_-]*)?")
 UNGUARDED: Final = "-unguarded"
 """What the id of a pair has more than that of the fault it was made of."""
 
@@ -76,6 +81,7 @@ class Fault:
         pair_of: the fault that a guard absorbs, where this is the same one without the guard: it shows by values; else ``""``.
         raises: the name of the error by which it shows, where that is no assertion's: the mistake is that it is raised at all, or in
             the place of the one a test asks for; else ``""``.
+        backend: ``NAME[:MODE]`` of the backend on which the suite judges it.
     """
 
     id: str
@@ -85,6 +91,7 @@ class Fault:
     counter: str = ""
     pair_of: str = ""
     raises: str = ""
+    backend: str = field(default=SIM, repr=False)
 
     def is_killed_by(self, clauses: Iterable[str], fell: Sequence[str]) -> bool:
         """Whether a fallen test, of these clauses, catches it; ``fell`` is the name of its error, then what its assertion is about.
@@ -105,7 +112,8 @@ class Fault:
     @property
     def digest(self) -> str:
         """SHA-256 over every field."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
+        where = "" if self.backend == SIM else self.backend  # the digests of faults on sim are older than the field
+        return hashlib.sha256((repr(self) + where).encode()).hexdigest()
 
 
 UNSEEDED: Final = Fault("unseeded", "", "Nothing is patched: what falls here falls by no fault.", ())
@@ -113,9 +121,14 @@ PLAINEST: Final = "test_plainest.py"
 """Tests of one request, one block, contiguous NHD, alone and through an engine: a fault that breaks them is too coarse."""
 
 
+def faults(backend: str = SIM) -> Mapping[str, Fault]:
+    """The faults of a backend by id, in the order of the files' names."""
+    return {name: fault for name, fault in every_fault().items() if fault.backend == backend}
+
+
 @functools.cache
-def faults() -> Mapping[str, Fault]:
-    """Every fault by id, in the order of the files' names."""
+def every_fault() -> Mapping[str, Fault]:
+    """The faults of all backends by id, in the order of the files' names."""
     folder = resources.files(__package__)
     files = sorted((item for item in folder.iterdir() if item.name.endswith(".toml")), key=lambda item: item.name)
     found: dict[str, Fault] = {}
@@ -136,22 +149,31 @@ def parse(area: str, text: str) -> tuple[Fault, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"faults of {area}: not TOML: {error}") from error
-    return tuple(fault for name, fields in data.items() for fault in _made(f"{area}.{name}", fields))
+    backend = (
+        SIM if isinstance(data.get("backend"), dict) else data.pop("backend", SIM)
+    )  # a table is a fault of that name
+    if not (isinstance(backend, str) and _BACKEND.fullmatch(backend)):
+        raise InvalidInput(f"faults of {area}: backend is {backend!r}; expected NAME or NAME:MODE")
+    return tuple(fault for name, fields in data.items() for fault in _made(f"{area}.{name}", fields, backend))
 
 
-def select(names: Iterable[str]) -> tuple[Fault, ...]:
-    """The faults of these names, each once: a name is a fault's id, or the area that ids begin with. All of them if there is none.
+def select(names: Iterable[str], backend: str = SIM) -> tuple[Fault, ...]:
+    """The faults of ``backend`` of these names, each once: a name is a fault's id, or the area that ids begin with. Without names, all.
 
     Raises:
-        InvalidInput: a name is neither.
+        InvalidInput: a name is neither, or the backend has no faults.
     """
-    known = faults()
+    known = faults(backend)
+    if not known:
+        those = ", ".join(dict.fromkeys(fault.backend for fault in every_fault().values()))
+        raise InvalidInput(f"no fault is judged on {backend}; expected one of {those}")
     meant = {name: [key for key in known if name in (key, key.partition(".")[0])] for name in names}
     unknown = [name for name, found in meant.items() if not found]
     if unknown:
         areas = ", ".join(dict.fromkeys(key.partition(".")[0] for key in known))
         raise InvalidInput(
-            f"no fault {', '.join(unknown)}; expected AREA.NAME as forebay faults --list names all {len(known)}, or an area: {areas}"
+            f"no fault {', '.join(unknown)} of {backend}; expected AREA.NAME as forebay faults --list names all {len(known)}, "
+            f"or an area: {areas}"
         )
     wanted = dict.fromkeys(key for found in meant.values() for key in found)
     return tuple(known[name] for name in wanted or known)
@@ -163,16 +185,16 @@ def without_fault() -> tuple[str, ...]:
     return tuple(c.id for c in catalogue().in_force() if c.level == "MUST" and c.id not in broken)
 
 
-def _made(name: str, fields: Any) -> Iterator[Fault]:
+def _made(name: str, fields: Any, backend: str) -> Iterator[Fault]:
     """The fault of one table, and its pair where it has a guard."""
     where = f"fault {name}"
     if not isinstance(fields, dict) or not {"clause", "title", "patch"} <= fields.keys() <= _FIELDS:
         raise InvalidInput(
             f"{where}: expected clause, title, [[patch]], perhaps counter and [[guard]], or raises, and nothing else"
         )
-    for field in ("clause", "title"):
-        if not isinstance(fields[field], str) or not fields[field].strip():
-            raise InvalidInput(f"{where}: {field} is {fields[field]!r}; expected a text")
+    for key in ("clause", "title"):
+        if not isinstance(fields[key], str) or not fields[key].strip():
+            raise InvalidInput(f"{where}: {key} is {fields[key]!r}; expected a text")
     counter = fields.get("counter", "")
     if "counter" in fields and not (isinstance(counter, str) and _COUNTER.fullmatch(counter)):
         raise InvalidInput(f"{where}: counter is {counter!r}; expected a name such as reseeds or launches[gather]")
@@ -183,13 +205,19 @@ def _made(name: str, fields: Any) -> Iterator[Fault]:
         )
     patches = _patches(fields["patch"], "patch", where)
     clause = catalogue().clause(fields["clause"]).id
-    yield Fault(name, clause, fields["title"], patches, counter, raises=raises)
+    yield Fault(name, clause, fields["title"], patches, counter, raises=raises, backend=backend)
     if "guard" in fields:
         if not counter:
             raise InvalidInput(f"{where}: it has a [[guard]] and no counter that shows what the guard absorbs")
         guard = _patches(fields["guard"], "guard", where)
         yield Fault(
-            name + UNGUARDED, clause, f"{fields['title']} Nothing absorbs it.", patches + guard, counter, pair_of=name
+            name + UNGUARDED,
+            clause,
+            f"{fields['title']} Nothing absorbs it.",
+            patches + guard,
+            counter,
+            pair_of=name,
+            backend=backend,
         )
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import hypothesis
 import pytest
@@ -17,8 +17,6 @@ from forebay.specs.faults.catalogue import PLAINEST, Fault
 from forebay.specs.faults.evidence import Compared, fell_by
 from forebay.specs.suite.collected import clauses_of, name_of
 from forebay.specs.suite.command import suite_arguments
-
-BACKEND: Final = "sim"
 
 Scope = Literal["clause", "first", "all"]
 
@@ -121,10 +119,10 @@ class Judge:
             raise pytest.exit.Exception("judged")
 
 
-def collect() -> dict[str, list[str]]:
-    """The clauses of every test of the suite, by id."""
+def collect(backend: str) -> dict[str, list[str]]:
+    """The clauses of every test that the suite asks of ``backend``, by id."""
     collector = Collector()
-    _pytest([], collector, "--collect-only")
+    _pytest(backend, [], collector, "--collect-only")
     return collector.clauses
 
 
@@ -146,23 +144,23 @@ def judge(
     wanted: Collection[str] = (),
     tell: Callable[[str], None] = nobody,
 ) -> Judgement:
-    """Run the suite, or ``files`` of it, on ``sim`` in this process, into which ``fault`` was seeded; its output is dropped.
+    """Run the suite, or ``files`` of it, on the fault's backend in this process, where ``fault`` was seeded; its output is dropped.
 
     ``scope`` says how far: up to the first test that catches the fault, up to the first that falls, or through all; ``wanted`` which
     tests: those of these clauses, or every one. ``tell`` is called with the name of each test that begins.
     """
     judge_plugin = Judge(fault, scope, wanted, tell)
-    ended = _pytest(files, judge_plugin)
+    ended = _pytest(fault.backend, files, judge_plugin)
     made = judge_plugin.judgement
     if made.ran == 0 and not made.failed and not made.plain_failed:
         made.error = f"no test ran: {ended}"
     return made
 
 
-def _pytest(files: Sequence[str], plugin: object, *options: str) -> str:
+def _pytest(backend: str, files: Sequence[str], plugin: object, *options: str) -> str:
     """Run pytest in a folder of its own; says how it ended."""
     with tempfile.TemporaryDirectory() as folder, _elsewhere(Path(folder)):
-        arguments = [*suite_arguments(Path(folder), files), f"--backend={BACKEND}", *options]
+        arguments = [*suite_arguments(Path(folder), files), f"--backend={backend}", *options]
         try:
             status = pytest.main(arguments, plugins=[plugin])
         # Closing a backend that a fault has broken may raise anything, once every test has had its say.

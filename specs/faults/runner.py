@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
+import os
 import signal
 import sys
 import time
@@ -77,14 +78,18 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
     without a fault, among the first; no result is given before that has passed.
 
     Raises:
-        InvalidInput: a test falls, or comes to no end, without any fault: it would "catch" every fault of its clause; or the system
-            has no fork.
+        InvalidInput: a test falls, or comes to no end, without any fault: it would "catch" every fault of its clause; the faults are of
+            several backends, which may not share a process; or the system has no fork.
     """
     if not faults:
         return
+    backend, *others = dict.fromkeys(fault.backend for fault in faults)
+    if others:
+        raise InvalidInput(f"faults of {backend} and of {', '.join(others)}; expected those of one backend at a time")
+    unseeded = dataclasses.replace(UNSEEDED, backend=backend)
     _fork()
     waiting, running, held = list(faults), list[_Running](), list[Result]()
-    clauses = {} if everything else _warmed()
+    clauses = {} if everything else _warmed(unseeded)
     if timeout_s is None:
         timeout_s = FULL_TIMEOUT_S if everything else TIMEOUT_S
     passed = False
@@ -92,7 +97,7 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
     try:
         broken = {fault.clause for fault in faults}
         with _undisturbed():
-            running.append(_Running(UNSEEDED, clauses, max(timeout_s, FULL_TIMEOUT_S), () if everything else broken))
+            running.append(_Running(unseeded, clauses, max(timeout_s, FULL_TIMEOUT_S), () if everything else broken))
         while waiting or running:
             while waiting and len(running) < workers:
                 with _undisturbed():
@@ -102,7 +107,7 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
                 result = one.result()
                 if result is not None:
                     running.remove(one)
-                    if result.fault is UNSEEDED:
+                    if result.fault is unseeded:
                         _check_unseeded(result)
                         passed = True
                     else:
@@ -122,7 +127,8 @@ def _check_unseeded(result: Result) -> None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         fallen = ", ".join(names[:3]) + more if names else result.detail
         raise InvalidInput(
-            f"no fault was seeded, and the suite does not pass: {fallen}; see forebay conform sim, and mend that first"
+            f"no fault was seeded, and the suite does not pass: {fallen}; see forebay conform {result.fault.backend}, "
+            "and mend that first"
         )
 
 
@@ -156,33 +162,36 @@ def _fork() -> multiprocessing.context.ForkContext:
     return multiprocessing.get_context("fork")
 
 
-def _warmed() -> dict[str, list[str]]:
-    """The clauses of every test of the suite.
+def _warmed(unseeded: Fault) -> dict[str, list[str]]:
+    """The clauses of every test of the suite on the backend of ``unseeded``.
 
     The suite is collected, and its plainest tests run, in a process of its own; what that imports of other people's libraries is
-    imported here too, so that it need not be in the process of each fault.
+    imported here too, so that it need not be in the process of each fault. Before that the environment is made as the backend leaves
+    it, for a library may look at it when it is imported.
 
     Raises:
         InvalidInput: that process died.
     """
     end, there = _fork().Pipe(duplex=False)
-    process = _fork().Process(target=_collect, args=(there,), daemon=True)
+    process = _fork().Process(target=_collect, args=(unseeded, there), daemon=True)
     clauses: dict[str, list[str]]
     names: list[str]
+    environment: dict[str, str]
     try:
         with _undisturbed():
             process.start()
         there.close()
-        clauses, names = end.recv()
+        clauses, names, environment = end.recv()
     except EOFError:
         raise InvalidInput(
-            "no fault was seeded, and the suite cannot be collected; see forebay conform sim, and mend that first"
+            f"no fault was seeded, and the suite cannot be collected; see forebay conform {unseeded.backend}, and mend that first"
         ) from None
     finally:  # it has said all it has to say, or this process is to end: nothing of it may go on
         if process.pid is not None:
             process.kill()
             process.join()
         end.close()
+    os.environ.update(environment)
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # no module of a library, or one that wants another surrounding
@@ -190,14 +199,15 @@ def _warmed() -> dict[str, list[str]]:
     return clauses
 
 
-def _collect(there: multiprocessing.connection.Connection) -> None:
+def _collect(unseeded: Fault, there: multiprocessing.connection.Connection) -> None:
     _disturbed()
     from forebay.specs.faults.judging import collect, files_of, judge
 
-    before = set(sys.modules)
-    clauses = collect()
-    judge(UNSEEDED, "all", files_of("", clauses))
-    there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)]))
+    before, environment = set(sys.modules), dict(os.environ)
+    clauses = collect(unseeded.backend)
+    judge(unseeded, "all", files_of("", clauses))
+    changed = {name: value for name, value in os.environ.items() if environment.get(name) != value}
+    there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)], changed))
     there.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -30,6 +31,8 @@ class SeededLoader(SourceFileLoader):
         source = decode_source(self.get_data(self.path))
         for patch in self._patches:
             source = patch.apply(source)
+        # A kernel language may compile the text that ``inspect`` finds, which is the file's. An entry without a time of change stays.
+        linecache.cache[self.path] = (len(source), None, source.splitlines(keepends=True), self.path)
         return compile(source, self.path, "exec", dont_inherit=True)
 
 
