@@ -46,9 +46,11 @@ def _kept(backend: str) -> tuple[str, ...]:
 
 RUNS: Final = {
     "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
+    "conform_cuda_interpret": ("forebay.runtime.cli", "conform", "cuda:interpret", *_kept("cuda_interpret")),
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
     "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
+    "kernel_faults": ("forebay.runtime.cli", "faults", "--backend", "cuda:interpret"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
     "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
 
 from forebay.specs.errors import InvalidInput
-from forebay.specs.faults.catalogue import Fault, Patch, faults, parse, select, without_fault
+from forebay.specs.faults.catalogue import Fault, Patch, every_fault, faults, parse, select, without_fault
 from forebay.specs.faults.seeding import check_applies
 
 GOOD = """
@@ -30,9 +31,9 @@ new = "d"
 """
 
 
-@pytest.mark.parametrize("name", faults())
+@pytest.mark.parametrize("name", every_fault())
 def test_every_fault_applies_and_compiles(name: str) -> None:
-    check_applies(faults()[name])
+    check_applies(every_fault()[name])
 
 
 def kind(fault: Fault) -> frozenset[tuple[str, str, str]]:
@@ -103,12 +104,31 @@ def test_a_patch_that_no_longer_applies_says_so() -> None:
         ('clause = "D3"', 'clause = "D3"\nraises = "two words"', "raises is 'two words'"),
         ('clause = "D3"', 'clause = "D3"\ncounter = "run"\nraises = "KeyError"', "a fault without a counter"),
         ("[[one.patch]]", GUARD + "[[one.patch]]", "no counter that shows"),
+        ("[one]", "backend = 3\n[one]", "backend is 3"),
+        ("[one]", 'backend = "two words"\n[one]', "backend is 'two words'"),
     ],
 )
 def test_malformed_faults_are_refused(old: str, new: str, says: str) -> None:
     assert [fault.id for fault in parse("area", GOOD)] == ["area.one"]
     with pytest.raises(InvalidInput, match=says):
         parse("area", GOOD.replace(old, new, 1))
+
+
+def test_faults_are_of_the_backend_their_file_names() -> None:
+    """Of sim where it names none; the backend is part of a fault's digest, which is what it was for those of sim."""
+    (plain,), (other,) = parse("area", GOOD), parse("area", 'backend = "cuda:interpret"\n' + GOOD)
+    assert (plain.backend, other.backend) == ("sim", "cuda:interpret")
+    assert plain.digest == hashlib.sha256(repr(plain).encode()).hexdigest() != other.digest
+    (named,) = parse("area", GOOD.replace("[one", "[backend").replace("[[one", "[[backend"))
+    assert (named.id, named.backend) == ("area.backend", "sim")
+    assert {fault.backend for fault in every_fault().values()} == {"sim", "cuda:interpret"}
+    kernels = select([], "cuda:interpret")
+    assert [fault.id for fault in kernels] == list(faults("cuda:interpret"))
+    assert len({kind(fault) for fault in kernels}) >= 50
+    with pytest.raises(InvalidInput, match=r"no fault layout of cuda:interpret; .* an area: triton"):
+        select(["layout"], "cuda:interpret")
+    with pytest.raises(InvalidInput, match="no fault is judged on cpu; expected one of sim, cuda:interpret"):
+        select([], "cpu")
 
 
 def test_faults_are_selected_by_id() -> None:
@@ -120,7 +140,7 @@ def test_faults_are_selected_by_id() -> None:
     assert [fault.id for fault in select(["layout"])] == area
     assert len(area) > 1
     assert {fault.id for fault in select([names[0], "layout"])} == {names[0], *area}
-    with pytest.raises(InvalidInput, match=r"no fault nosuch; expected AREA\.NAME .*, or an area: .*layout"):
+    with pytest.raises(InvalidInput, match=r"no fault nosuch of sim; expected AREA\.NAME .*, or an area: .*layout"):
         select([names[0], "nosuch"])
 
 

@@ -198,9 +198,15 @@ def test_a_signal_behind_the_start_of_a_process_leaves_none(number: int, monkeyp
 
 
 def test_a_suite_that_cannot_be_collected_is_no_fault_s_doing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_collect", lambda there: os._exit(3))
+    monkeypatch.setattr(runner, "_collect", lambda *_: os._exit(3))
     with pytest.raises(InvalidInput, match="no fault was seeded, and the suite cannot be collected"):
         list(seed([next(iter(faults().values()))], everything=False, workers=1))
+
+
+def test_faults_of_two_backends_do_not_share_a_process() -> None:
+    both = [next(iter(faults(backend).values())) for backend in ("sim", "cuda:interpret")]
+    with pytest.raises(InvalidInput, match="faults of sim and of cuda:interpret; expected those of one backend"):
+        list(seed(both, everything=False, workers=1))
 
 
 def test_the_suite_catches_every_fault(tmp_path: Path) -> None:
@@ -263,7 +269,7 @@ def test_what_was_kept_is_in_the_matrix(
 ) -> None:
     """An interrupted command leaves its results, and the next one needs no run for them; then they are gone."""
     made = judged("D9", WINDOW)
-    monkeypatch.setattr(catalogue, "faults", lambda: {made.fault.id: made.fault})
+    monkeypatch.setattr(catalogue, "faults", lambda _: {made.fault.id: made.fault})
     runs: list[str] = []
 
     def interrupted(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
@@ -288,7 +294,7 @@ def test_a_survivor_costs_no_result_of_the_others(
     good = judged("D9", WINDOW)
     weak = dataclasses.replace(good.fault, id="test.weak", title="before it was mended")
     both = {good.fault.id: good.fault, weak.id: weak}
-    monkeypatch.setattr(catalogue, "faults", lambda: both)
+    monkeypatch.setattr(catalogue, "faults", lambda _: both)
     runs: list[str] = []
 
     def run(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
@@ -311,7 +317,8 @@ def test_an_unknown_fault_and_a_matrix_of_a_part_are_refused(
     plain_surroundings: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     name = next(iter(faults()))
-    for wrong in (("nosuch",), ("--matrix", str(tmp_path)), ("--full", name, "--matrix", str(tmp_path))):
+    matrices = ("--full", "--matrix", str(tmp_path))
+    for wrong in (("nosuch",), matrices[1:], (name, *matrices), (*matrices, "--backend", "cuda:interpret")):
         assert app.main(("faults", *wrong)) == 2
     assert "no fault nosuch" in capsys.readouterr().err
     assert app.main(("faults", "--list")) == 0

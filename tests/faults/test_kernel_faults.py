@@ -1,0 +1,31 @@
+"""Faults in the Triton kernels, seeded into their text: some of them here, all by ``python -m tests.full kernel_faults``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from forebay.specs.faults.catalogue import faults
+
+BACKEND = "cuda:interpret"
+SOME = (
+    "triton.heads-interleaved",
+    "triton.lse-base-two",
+    "triton.query-end-off-by-one",
+    "triton.missing-columns-left-out",
+    "triton.table-length-ignored",
+    "triton.gather-keeps-invalid",
+)
+"""One fault each of heads, LSE, masks, missing rows, tables, and the gather."""
+
+
+def test_the_suite_catches_faults_in_the_text_of_kernels(tmp_path: Path) -> None:
+    assert faults(BACKEND).keys() >= set(SOME)
+    command = [sys.executable, "-m", "forebay.runtime.cli", "faults", "--backend", BACKEND, *SOME]
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, check=False, timeout=900)
+    bad = [line for line in result.stdout.splitlines() if not line.startswith("killed    ")]
+    assert bad == [f"{len(SOME)} faults, {len(SOME)} killed by a test of their clause, 0 not"], result.stderr
+    assert result.returncode == 0
