@@ -41,7 +41,7 @@ class Kernels:
         guard: of the Segment that is being captured; None outside of capture.
         rehearsing: True while a Segment is evaluated on tensors without data; nothing is launched then.
         tiles, spans: tiles of doors and tables, and of row operations.
-        launches: kernels asked for, by name; those of a replay are not among them.
+        launches: kernels asked for, by name; those that a capture records are among them, those of a replay are not.
     """
 
     def __init__(self, platform: Platform, *, interpreted: bool) -> None:
