@@ -27,7 +27,7 @@ from .sampler import HostSampler
 from .sampling_rows import SamplingState
 from .selection import open_backend
 from .settings import Settings
-from .sizing import check_windows, longest_sequence, pool_budget, pool_geometry
+from .sizing import check_windows, longest_sequence, pool_geometry, pool_room
 from .state import DeviceState
 from .stop_strings import StopStrings
 from .waiting import WaitingQueue
@@ -67,7 +67,7 @@ def assemble(
     arm = settings.arm or ("hostfree" if settings.capture == "off" else "captured")
     max_len = longest_sequence(settings, model)
     check_windows(backend, model, max_len)
-    geometry = pool_geometry(settings, model, max_len, pool_budget(backend, model))
+    geometry = pool_geometry(settings, model, max_len, pool_room(backend, model))
     table_len = -(-max_len // geometry.block_size)
     on_host = settings.prefill_on == HOST_BACKEND
 

@@ -8,6 +8,7 @@ from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Segment
+from forebay.specs.step_operations import StepOperations
 from forebay.specs.write_loc import IDLE_POSITION, BlockTable, WriteLoc
 
 from .models.llama import KVContext, Llama
@@ -77,6 +78,18 @@ def decode_segment(
 def _rows_that_check(b: Backend, rows: BucketRows, pool: Pool) -> Array:
     """Device truth (clause C5a): bool ``[B]``, true where stamp, visible, limit and page all fit the row's position."""
     xp, g = b.xp, pool.geometry
+    if isinstance(xp, StepOperations):
+        return xp.accepted_rows(
+            rows.position,
+            rows.visible,
+            rows.epoch,
+            rows.limit,
+            rows.stamp,
+            rows.table,
+            block_size=g.block_size,
+            first_block=pool.first_block,
+            num_blocks=g.num_blocks,
+        )
     width = xp.shape(rows.table)[1]
     column = rows.position // g.block_size
     page = xp.take_along(rows.table, xp.reshape(xp.clip(column, 0, width - 1), (-1, 1)))[:, 0]
@@ -90,6 +103,11 @@ def _advance(
 ) -> dict[Buffer, Array]:
     """Feed the token back and move on; a row that reached its limit or a stop token retires (position -1)."""
     xp = b.xp
+    if isinstance(xp, StepOperations):
+        advanced = xp.advance_rows(
+            rows.token, rows.position, rows.visible, rows.limit, rows.stop, accepted, next_token
+        )
+        return {state.scalars[name]: x for name, x in zip(("token", "position", "visible"), advanced, strict=True)}
     stops = xp.astype(rows.stop == xp.reshape(next_token, (-1, 1)), "int32")
     stopped = xp.sum(stops)[:, 0] > 0
     retires = accepted & ((rows.position + 1 >= rows.limit) | stopped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from forebay.specs.backend import Backend
@@ -56,22 +56,37 @@ def check_windows(backend: Backend, model: Model, max_len: int) -> None:
         )
 
 
-def pool_budget(backend: Backend, model: Model) -> int:
-    """Bytes that a pool sized by default may take: of the device's free memory what the model's weights leave.
+@dataclass(frozen=True)
+class PoolRoom:
+    """Bytes that a pool may take.
+
+    Attributes:
+        default: of one sized by default.
+        largest: of any, beside the model's weights; None where the device does not say what it has free.
+    """
+
+    default: int
+    largest: int | None
+
+
+def pool_room(backend: Backend, model: Model) -> PoolRoom:
+    """Bytes that the engine's pool may take: of the device's free memory what the model's weights leave.
 
     A driver says what is free now as ``free_bytes`` of its ``info``, or not at all.
     """
     free = backend.info.get("free_bytes")
     if free is None:
-        return DEFAULT_POOL_BYTES
-    return max(int(free * FREE_SHARE) - model.config.matrix_elements * ITEMSIZE[model.dtype], 0)
+        return PoolRoom(DEFAULT_POOL_BYTES, None)
+    weights = model.config.matrix_elements * ITEMSIZE[model.dtype]
+    return PoolRoom(max(int(free * FREE_SHARE) - weights, 0), max(int(free) - weights, 0))
 
 
-def pool_geometry(settings: Settings, model: Model, max_len: int, budget: int) -> KVGeometry:
-    """Geometry of the engine's pool; by default every slot fits at ``max_len`` tokens, within ``budget`` bytes.
+def pool_geometry(settings: Settings, model: Model, max_len: int, room: PoolRoom) -> KVGeometry:
+    """Geometry of the engine's pool; by default every slot fits at ``max_len`` tokens, within ``room``.
 
     Raises:
         InvalidLayout: the model's heads do not divide, or slot ids would not fit.
+        InvalidInput: the settings ask for more blocks than the device has memory free for.
     """
     config = model.config
     one_block = KVGeometry(
@@ -84,5 +99,12 @@ def pool_geometry(settings: Settings, model: Model, max_len: int, budget: int) -
     )
     one_block.check_query_heads(config.num_heads, f"model {model.name!r}")
     full = settings.slots * -(-max_len // settings.block_size)
-    affordable = max(budget // (one_block.layer_bytes * one_block.num_layers), 1)
+    block_bytes = one_block.layer_bytes * one_block.num_layers
+    affordable = max(room.default // block_bytes, 1)
+    if settings.num_blocks and room.largest is not None and settings.num_blocks * block_bytes > room.largest:
+        raise InvalidInput(
+            f"num_blocks: got {settings.num_blocks}, {settings.num_blocks * block_bytes} bytes of KV; the device has memory for "
+            f"{room.largest // block_bytes} blocks of {block_bytes} bytes beside the weights of model {model.name!r}; lower it, or "
+            f"leave it out for {min(full, affordable) + 1}"
+        )
     return replace(one_block, num_blocks=settings.num_blocks or min(full, affordable) + 1)

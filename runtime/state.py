@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
+from forebay.specs.step_operations import StepOperations
 
 from .digests import digest_of, digest_weights
 from .sampling import SamplingParams
@@ -196,12 +198,13 @@ class BucketRows:
         rows = {name: xp.head(buffer.get(), bucket) for name, buffer in state.scalars.items()}
         full = xp.head(state.table.get(), bucket)
         table, stop = full[:, : state.table_len], xp.head(state.stop.get(), bucket)
-        return cls(
-            bucket=bucket,
-            **rows,
-            table=table,
-            stamp=full[:, state.table_len],
-            stop=stop,
+        read = partial(cls, bucket=bucket, **rows, table=table, stamp=full[:, state.table_len], stop=stop)
+        if isinstance(xp, StepOperations):
+            return read(
+                table_digest=xp.digest_rows(table, state.table_weights.get()),
+                stop_digest=xp.digest_rows(stop, state.stop_weights.get()),
+            )
+        return read(
             table_digest=xp.sum(table * state.table_weights.get())[:, 0],
             stop_digest=xp.sum(stop * state.stop_weights.get())[:, 0],
         )

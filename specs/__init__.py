@@ -2,7 +2,8 @@
 
 Read in this order: :mod:`.geometry` and :mod:`.write_loc` (what KV memory is and where a write lands), :mod:`.pool` (the doors),
 :mod:`.segment` (what is captured), :mod:`.backend` (all of it in front of a driver), :mod:`.driver` (what a port implements);
-then :mod:`.array_namespace` (what a model may ask of a device's arrays) and :mod:`.draws` (what its random numbers are).
+then :mod:`.array_namespace` (what a model may ask of a device's arrays) and :mod:`.draws` (what its random numbers are). Operations
+that a namespace may add and need not: :mod:`.translation` (of virtual ids), :mod:`.step_operations` (of a decode step's rows).
 """
 
 from .array_namespace import ArrayNamespace

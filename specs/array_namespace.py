@@ -3,6 +3,9 @@
 A model is written once against this list. There are no creation functions (constants are Buffers made before capture) and result
 types are fixed: comparisons give bool, integer sums and argmax stay int32. Device arrays also support the Python operators
 ``+ - * / // % < <= > >= == != & | ^ ~ << >>`` between arrays of one dtype or with Python scalars, and basic slicing.
+
+A namespace may have more, which is found by its names and has a default through these: ``translate`` (:mod:`.translation`) and the
+operations of a decode step's rows (:mod:`.step_operations`).
 """
 
 from __future__ import annotations

@@ -46,6 +46,10 @@ class Driver(ABC):
     host (an emit's when somebody reads it, not when its copy is queued), and ``waits``, how often it waited for work it had queued.
     The tests of clause D7 look at those that are there, and the conformance statement says which: what a driver does inside one of
     its methods no caller sees.
+
+    ``info`` may also hold ``free_bytes``, the bytes of device memory that are free now, measured anew each time. Where it is there,
+    the runtime sizes a pool by it and refuses one that cannot fit before it does any work on the device; where it is not, the
+    runtime keeps to a size of its own.
     """
 
     capabilities: Capabilities

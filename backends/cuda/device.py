@@ -172,6 +172,8 @@ class CudaPlatform:
         """Device, versions, memory."""
         known = torch.cuda.get_device_properties(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
+        # What torch keeps for later is free to whoever asks torch.
+        free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return {
             "device": known.name,
             "torch": torch.__version__,

@@ -5,6 +5,7 @@ It runs on a device or on the stand-in for one (:mod:`.standin`); :class:`.platf
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -36,15 +37,19 @@ KV_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class CudaTrace:
-    """What ``capture`` leaves: the graph, and the tensors that hold the emits after a replay; nothing where it was a rehearsal."""
+    """What ``capture`` leaves: the graph, the tensors that hold the emits after a replay, and the kernels recorded, by name; nothing
+    where it was a rehearsal."""
 
-    def __init__(self, graph: Graph | None, emits: Mapping[str, Tensor]) -> None:
+    def __init__(self, graph: Graph | None, emits: Mapping[str, Tensor], kernels: Counter[str]) -> None:
         self.graph = graph
         self.emits = emits
+        self.kernels = kernels
 
 
 class CudaDriver(Driver):
     """Tensors of the platform are the device arrays; work is asked for and done later, in order.
+
+    ``info`` holds, by the name of the kernel, ``launches`` asked for (or recorded) and those ``replayed`` by graphs.
 
     Args:
         platform: runs the work; :meth:`close` closes it.
@@ -56,6 +61,7 @@ class CudaDriver(Driver):
         self._kernels = Kernels(platform, interpreted=interpreted)
         self._xp = CudaNamespace(self._kernels)
         self._counts = Counts()
+        self._replayed: Counter[str] = Counter()
         self._ring = StagingRing(platform, self._counts)
         self._rehearsed: WeakKeyDictionary[Buffer, Tensor] | None = None
         self.capabilities = Capabilities(layouts=LAYOUTS, kv_dtypes=KV_DTYPES, addressable=True, deferred=True)
@@ -72,6 +78,7 @@ class CudaDriver(Driver):
             "waits": self._counts.waits,
             "bytes_down": self._counts.bytes_down,
             "launches": dict(self._kernels.launches),
+            "replayed": dict(self._replayed),
         }
 
     # -- memory ----------------------------------------------------------------------------------------------------------
@@ -158,7 +165,8 @@ class CudaDriver(Driver):
         if not step.warm:
             with self._rehearsal(step), self._guarded(step) as guard:
                 self._check_results(guard, step())
-            return CudaTrace(None, {})
+            return CudaTrace(None, {}, Counter())
+        before = Counter(self._kernels.launches)
         try:
             with self._device(), self._platform.capture() as graph, self._guarded(step) as guard:
                 effects = step()
@@ -168,7 +176,7 @@ class CudaDriver(Driver):
                     _update(values)
         except MemoryError as error:
             raise CaptureDeclined(f"no memory for the graph of Segment {step.segment}: {error}") from error
-        return CudaTrace(graph, emits)
+        return CudaTrace(graph, emits, self._kernels.launches - before)
 
     @torch.no_grad()
     def replay(self, payload: CudaTrace) -> Fetch:
@@ -176,6 +184,7 @@ class CudaDriver(Driver):
         with self._device():
             if payload.graph is not None:
                 payload.graph.replay()
+                self._replayed.update(payload.kernels)
             return self._fetch(payload.emits)
 
     def release_trace(self, payload: CudaTrace) -> None:

@@ -40,14 +40,14 @@ class Kernels:
     Attributes:
         guard: of the Segment that is being captured; None outside of capture.
         rehearsing: True while a Segment is evaluated on tensors without data; nothing is launched then.
-        spans: tiles of row operations.
-        launches: kernels asked for, by name; those of a replay are not among them.
+        tiles, spans: tiles of doors and tables, and of row operations.
+        launches: kernels asked for, by name; those that a capture records are among them, those of a replay are not.
     """
 
     def __init__(self, platform: Platform, *, interpreted: bool) -> None:
         self._platform = platform
         self._interpreted = interpreted
-        self._tiles = INTERPRETER_TILES if interpreted else DEVICE_TILES
+        self.tiles = INTERPRETER_TILES if interpreted else DEVICE_TILES
         self.spans = INTERPRETER_SPANS if interpreted else DEVICE_SPANS
         self.guard: CaptureGuard | None = None
         self.rehearsing = False
@@ -99,7 +99,7 @@ class Kernels:
             dropped,
             first_slot=pool.first_block * pool.geometry.block_size,
             num_slots=pool.num_slots,
-            tiles=self._tiles,
+            tiles=self.tiles,
             launch=self.launch,
         )
 
@@ -117,7 +117,7 @@ class Kernels:
             dropped,
             first_slot=pool.first_block * g.block_size,
             num_slots=pool.num_slots,
-            tiles=self._tiles,
+            tiles=self.tiles,
             launch=self.launch,
         )
         return k, v
@@ -137,7 +137,7 @@ class Kernels:
                 dropped if layer == 0 else None,
                 first_slot=pool.first_block * pool.geometry.block_size,
                 num_slots=pool.num_slots,
-                tiles=self._tiles,
+                tiles=self.tiles,
                 empty=self.empty,
                 launch=self.launch,
             )
@@ -156,7 +156,7 @@ class Kernels:
             blocks[0],
             blocks[1],
             tokens=tokens,
-            tiles=self._tiles,
+            tiles=self.tiles,
             launch=self.launch,
         )
 
@@ -178,7 +178,7 @@ class Kernels:
             block_size=pool.geometry.block_size,
             first_block=pool.first_block,
             num_blocks=pool.geometry.num_blocks,
-            tiles=self._tiles,
+            tiles=self.tiles,
             launch=self.launch,
         )
         return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.backends.torch_shared.namespace import TorchNamespace
-from forebay.kernels.triton import reductions, step
+from forebay.kernels.triton import reductions, step, step_rows, translate
 
 from .kernels import Kernels
 
@@ -73,6 +73,78 @@ class CudaNamespace(TorchNamespace):
         reductions.penalise(
             x.contiguous(), seen.contiguous(), penalty, out, tiles=self._kernels.spans, launch=self._kernels.launch
         )
+        return out
+
+    def translate(self, ids: Tensor, page_map: Tensor, page_size: int) -> Tensor:
+        """Physical ids of virtual ones (:mod:`forebay.specs.translation`)."""
+        self._kernels.held("translate", ids, page_map)
+        out = self._kernels.empty(ids.shape, torch.int32)
+        flat = ids if ids.dim() in (1, 2) else ids.reshape(-1)
+        translate.translate(
+            flat,
+            page_map,
+            out.reshape(flat.shape),
+            page_size=page_size,
+            tiles=self._kernels.tiles,
+            launch=self._kernels.launch,
+        )
+        return out
+
+    # -- rows of a decode step (specs.step_operations) -------------------------------------------------------------------
+    def accepted_rows(
+        self,
+        position: Tensor,
+        visible: Tensor,
+        epoch: Tensor,
+        limit: Tensor,
+        stamp: Tensor,
+        table: Tensor,
+        *,
+        block_size: int,
+        first_block: int,
+        num_blocks: int,
+    ) -> Tensor:
+        """Which rows may act, by one launch."""
+        self._kernels.held("xp.accepted_rows", position, visible, epoch, limit, stamp, table)
+        out = self._kernels.empty(position.shape, torch.bool)
+        step_rows.accepted_rows(
+            position,
+            visible,
+            epoch,
+            limit,
+            stamp,
+            table,
+            out,
+            block_size=block_size,
+            first_block=first_block,
+            num_blocks=num_blocks,
+            tiles=self._kernels.tiles,
+            launch=self._kernels.launch,
+        )
+        return out
+
+    def advance_rows(
+        self,
+        token: Tensor,
+        position: Tensor,
+        visible: Tensor,
+        limit: Tensor,
+        stop: Tensor,
+        accepted: Tensor,
+        next_token: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Token, position and visible behind the step, by one launch."""
+        rows = (token, position, visible, limit, accepted, next_token)
+        self._kernels.held("xp.advance_rows", *rows, stop)
+        made = tuple(self._kernels.empty(token.shape, torch.int32) for _ in range(3))
+        step_rows.advance_rows(*rows, stop, made, tiles=self._kernels.tiles, launch=self._kernels.launch)
+        return made[0], made[1], made[2]
+
+    def digest_rows(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Digests of rows, by one launch."""
+        self._kernels.held("xp.digest_rows", values, weights)
+        out = self._kernels.empty(values.shape[:1], torch.int32)
+        step_rows.digest_rows(values, weights[0], out, tiles=self._kernels.spans, launch=self._kernels.launch)
         return out
 
     def _rows(self, act: str, x: Tensor) -> Tensor:

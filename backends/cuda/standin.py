@@ -8,6 +8,7 @@ that memory which is used again too early shows as wrong values. torch does the 
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -239,6 +240,7 @@ class StandIn:
     def __init__(self) -> None:
         self._stream = Stream()
         self._foreign: list[Tensor] = []
+        self._taken = 0
 
     def owns(self, x: Tensor) -> bool:
         """Its own tensors, and those without data in which a step is rehearsed."""
@@ -256,8 +258,20 @@ class StandIn:
         """Memory that the system commits when it is touched; poison where it is small enough to be filled."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if size <= POISONED_BYTES:
-            return self._stream.new(shape, dtype)
-        return StandInTensor(torch.from_numpy(np.empty(size, np.uint8)).view(dtype).reshape(tuple(shape)), self._stream)
+            made = self._stream.new(shape, dtype)
+            self._count(made.memory, size)
+            return made
+        whole = torch.from_numpy(np.empty(size, np.uint8))
+        self._count(whole, size)
+        return StandInTensor(whole.view(dtype).reshape(tuple(shape)), self._stream)
+
+    def _count(self, memory: Tensor, size: int) -> None:
+        """Count memory as taken while anything, a view or work of the stream, holds it."""
+        self._taken += size
+        weakref.finalize(memory, self._give_back, size).atexit = False
+
+    def _give_back(self, size: int) -> None:
+        self._taken -= size
 
     def pinned(self, size: int) -> Tensor:
         """Host memory."""
@@ -325,6 +339,8 @@ class StandIn:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "numpy": np.__version__,
+            "free_bytes": max(ARENA_BYTES - self._taken, 0),
+            "total_bytes": ARENA_BYTES,
         }
 
     def close(self) -> None:
@@ -333,6 +349,9 @@ class StandIn:
         self._stream = Stream()
 
 
+ARENA_BYTES: Final = 8 << 30
+"""What the device says it has, so that an engine sizes its pool as on a device: less what Buffers, uploads and outputs of kernels take.
+It refuses nothing: memory that is not touched costs nothing, and results of torch's operations are left out."""
 POISONED_BYTES: Final = 64 << 20
 """Larger memory is left to the system, so that a pool larger than the machine's memory can be addressed."""
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 import triton.language as tl
 
-from .counting import add_count
 from .jit import kernel
 from .launching import Launch, cdiv, launch_now
+from .slots import INVALID_SLOT
 from .tiles import DEVICE_TILES, RowTiles
 
 
@@ -21,11 +21,10 @@ def translate_kernel(
     map_length: tl.tensor,
     out: tl.tensor,
     out_strides: tl.tuple,
-    missed: tl.tensor,
     count: tl.tensor,
     width: tl.tensor,
-    block_size: tl.tensor,
-    num_blocks: tl.tensor,
+    page_size: tl.tensor,
+    last_page: tl.tensor,
     ENTRIES: tl.constexpr,
 ) -> None:
     """One program: ``ENTRIES`` ids, counted along rows of ``width``."""
@@ -33,37 +32,33 @@ def translate_kernel(
     inside = entry < count
     row, column = entry // width, entry % width
     virtual = tl.load(ids + row * id_strides[0] + column * id_strides[1], mask=inside, other=-1).to(tl.int64)
-    page = virtual // block_size
+    page = virtual // page_size
     known = (virtual >= 0) & (page < map_length)
-    block = tl.load(page_map + page * map_stride, mask=known, other=-1)
-    live = (block >= 0) & (block < num_blocks)
-    physical = tl.where(live, block * block_size + (virtual - page * block_size).to(tl.int32), -1)
-    tl.store(out + row * out_strides[0] + column * out_strides[1], physical, mask=inside)
-    number = tl.sum(((live | (virtual == -1)) == 0).to(tl.int64), 0)
-    add_count(missed, number)
+    held = tl.load(page_map + page * map_stride, mask=known, other=-1)
+    live = (held >= 0) & (held <= last_page)
+    physical = tl.where(live, held * page_size + (virtual - page * page_size).to(tl.int32), INVALID_SLOT)
+    tl.store(
+        out + row * out_strides[0] + column * out_strides[1], tl.where(virtual == -1, -1, physical), mask=inside
+    )
 
 
 def translate(
     ids: Tensor,
     page_map: Tensor,
     out: Tensor,
-    missed: Tensor,
     *,
-    num_blocks: int,
-    block_size: int | None = None,
+    page_size: int,
     tiles: RowTiles = DEVICE_TILES,
     launch: Launch = launch_now,
 ) -> None:
     """Physical ids of virtual ones under the map as it is when the kernel runs.
 
     Args:
-        ids: int32 or int64 ``[N]`` or ``[B, width]``, any strides: block ids, or with ``block_size`` slots ``block * block_size +
-            offset``. -1 is a pad and stays -1.
-        page_map: int32 ``[V]``, any stride: the physical block of each virtual one; negative where it has none.
-        out: int32, the shape of ``ids``, any strides; written. An id without a block of the pool gives -1.
-        missed: int32 ``[1]``, to which the number of such ids is added; pads are not counted.
-        num_blocks: physical blocks of the pool; ``num_blocks * block_size`` fits int32.
-        block_size: tokens a block where ``ids`` are slots; None where they are blocks.
+        ids: int32 or int64 ``[N]`` or ``[B, width]``, any strides: ``page * page_size + offset``. -1 is a pad and stays -1.
+        page_map: int32 ``[V]``, any stride: the physical page of each virtual one; negative where it has none.
+        out: int32, the shape of ``ids``, any strides; written. An id without a page, or one whose page's ids do not fit int32,
+            gives :data:`.slots.INVALID_SLOT`.
+        page_size: ids a page, from 1: 1 where ids are blocks, the tokens of a block where they are slots.
     """
     strides, out_strides = ((x.stride(0), x.stride(1)) if x.ndim == 2 else (0, x.stride(0)) for x in (ids, out))
     width = ids.shape[-1]
@@ -79,10 +74,9 @@ def translate(
             page_map.shape[0],
             out,
             out_strides,
-            missed,
             count,
             width,
-            block_size or 1,
-            num_blocks,
+            page_size,
+            2**31 // page_size - 1,
             ENTRIES=tiles.entries,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.specs import Backend, BlockTable, Pool, WriteLoc
+from forebay.specs import Backend, BlockTable, Pool, WriteLoc, translation
 from forebay.specs.suite.attention import Array
 
 
@@ -51,17 +51,13 @@ class Mapped:
         return (self.pages[virtual // size] * size + virtual % size).astype(np.int32)
 
     def table(self, pages: Any) -> BlockTable:
-        """Physical pages of device int32 ``pages`` of any shape, marked; what is no page of the pool stays what it is."""
-        xp, last = self.backend.xp, self.pool.geometry.num_blocks - 1
-        held = (pages >= 0) & (pages <= last)
-        return BlockTable(xp.where(held, xp.take(self.map.get(), xp.clip(pages, 0, last)), pages), physical=True)
+        """Physical pages of device int32 ``pages`` of any shape, marked; what is no page of the pool becomes ``INVALID_ID``."""
+        return BlockTable(translation.translate(self.backend.xp, pages, self.map.get()), physical=True)
 
     def translate(self, ids: Any) -> Any:
-        """Device int32 ``[n]``: the physical slots of device int32 ``ids [n]``; pads, and what is no slot of the pool, stay."""
-        xp, size = self.backend.xp, self.pool.geometry.block_size
-        inside = (ids >= 0) & (ids < self.pool.num_slots)
-        place = xp.clip(ids, 0, self.pool.num_slots - 1)
-        return xp.where(inside, xp.take(self.map.get(), place // size) * size + place % size, ids)
+        """Device int32 ``[n]``: the physical slots of device int32 ``ids [n]``; pads stay, what is no slot becomes ``INVALID_ID``."""
+        size = self.pool.geometry.block_size
+        return translation.translate(self.backend.xp, ids, self.map.get(), page_size=size)
 
     def loc(self, ids: Any) -> WriteLoc:
         """Where device int32 ``ids [n]``, which are virtual, lie now; marked."""

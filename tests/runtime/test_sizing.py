@@ -6,10 +6,10 @@ import pytest
 
 from forebay.runtime import Model, Settings
 from forebay.runtime.models.llama_tensors import expected_tensors
-from forebay.runtime.sizing import DEFAULT_POOL_BYTES, FREE_SHARE, pool_budget, pool_geometry
-from forebay.specs import Backend
+from forebay.runtime.sizing import DEFAULT_POOL_BYTES, FREE_SHARE, PoolRoom, pool_geometry, pool_room
+from forebay.specs import Backend, InvalidInput
 from forebay.specs.dtypes import ITEMSIZE
-from tests.runtime.harness import MAX_POSITIONS
+from tests.runtime.harness import MAX_POSITIONS, make_engine
 
 
 def says(backend: Backend, monkeypatch: pytest.MonkeyPatch, **known: int) -> Backend:
@@ -26,18 +26,18 @@ def weight_bytes(model: Model) -> int:
 
 
 def test_a_device_that_says_nothing_gets_the_default(backend: Backend, tiny_model: Model) -> None:
-    assert pool_budget(backend, tiny_model) == DEFAULT_POOL_BYTES
+    assert pool_room(backend, tiny_model) == PoolRoom(DEFAULT_POOL_BYTES, None)
 
 
 @pytest.mark.parametrize("blocks", [1, 5, 40])
 def test_the_pool_takes_what_the_weights_leave(
     blocks: int, backend: Backend, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = pool_geometry(Settings(num_blocks=2, block_size=4, slots=8), tiny_model, MAX_POSITIONS, 0)
+    g = pool_geometry(Settings(num_blocks=2, block_size=4, slots=8), tiny_model, MAX_POSITIONS, PoolRoom(0, None))
     block = g.layer_bytes * g.num_layers // g.num_blocks
     free = int((weight_bytes(tiny_model) + blocks * block) / FREE_SHARE) + 4
-    budget = pool_budget(says(backend, monkeypatch, free_bytes=free), tiny_model)
-    made = pool_geometry(Settings(block_size=4, slots=8), tiny_model, MAX_POSITIONS, budget)
+    room = pool_room(says(backend, monkeypatch, free_bytes=free), tiny_model)
+    made = pool_geometry(Settings(block_size=4, slots=8), tiny_model, MAX_POSITIONS, room)
     assert made.num_blocks == blocks + 1  # the sink is one more
 
 
@@ -46,5 +46,21 @@ def test_a_pool_that_fits_holds_every_slot_and_a_full_device_gets_one_block(
 ) -> None:
     settings = Settings(block_size=4, slots=8)
     for free, blocks in ((1 << 40, 8 * MAX_POSITIONS // 4), (0, 1)):
-        budget = pool_budget(says(backend, monkeypatch, free_bytes=free), tiny_model)
-        assert pool_geometry(settings, tiny_model, MAX_POSITIONS, budget).num_blocks == blocks + 1
+        room = pool_room(says(backend, monkeypatch, free_bytes=free), tiny_model)
+        assert pool_geometry(settings, tiny_model, MAX_POSITIONS, room).num_blocks == blocks + 1
+
+
+def test_a_number_of_blocks_beyond_the_memory_is_refused_before_anything_is_put_on_the_device(
+    backend: Backend, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven blocks fit exactly, one byte less they do not; the message says how many do and what the default would be."""
+    g = pool_geometry(Settings(num_blocks=2, block_size=4, slots=8), tiny_model, MAX_POSITIONS, PoolRoom(0, None))
+    block = g.layer_bytes * g.num_layers // g.num_blocks
+    free = weight_bytes(tiny_model) + 11 * block
+    with make_engine(tiny_model, says(backend, monkeypatch, free_bytes=free), num_blocks=11, block_size=4, slots=8):
+        pass
+    before = backend.counters.as_dict()
+    message = rf"num_blocks: got 11, {11 * block} bytes of KV; the device has memory for 10 blocks of {block} bytes"
+    with pytest.raises(InvalidInput, match=message):
+        make_engine(tiny_model, says(backend, monkeypatch, free_bytes=free - 1), num_blocks=11, block_size=4, slots=8)
+    assert backend.counters.as_dict() == before
