@@ -1,7 +1,7 @@
 """The launches of the used configurations: the backend's own operations on tensors without data, on a platform that writes down.
 
 Every case calls what a user calls (pools, attention, staging, ``xp``), so that wrappers and driver decide by themselves what is
-launched with which tiles, strides and constants. Only what the backend does not launch yet is called by its wrapper.
+launched with which tiles, strides and constants.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import torch
 
-from forebay.kernels.triton import translate
 from forebay.specs.dtypes import BITS_DTYPE
 from forebay.specs.write_loc import BlockTable, WriteLoc
 
@@ -161,21 +159,36 @@ def dense_operations(cases: Cases) -> None:
 
 def translations(cases: Cases) -> None:
     """Virtual to physical blocks and slots, of one row and of tables, through a map with any step."""
-    for ids in (torch.int32, torch.int64):
-        for shape in ((16,), (3, LONG)):
-            for block_size in (None, BLOCK):
-                for step in (1, 2):
-                    kind = "blocks" if block_size is None else "slots"
-                    with cases.named(f"{str(ids).removeprefix('torch.')} {kind} {list(shape)}, map step {step}"):
-                        translate.translate(
-                            torch.empty(shape, dtype=ids, device="meta"),
-                            cases.ints(1024 * step)[::step],
-                            cases.ints(*shape),
-                            cases.ints(1),
-                            num_blocks=512,
-                            block_size=block_size,
-                            launch=cases.recorder.launch,
-                        )
+    for shape in ((16,), (3, LONG)):
+        for page_size, kind in ((1, "blocks"), (BLOCK, "slots")):
+            for step in (1, 2):
+                with cases.named(f"{kind} {list(shape)}, map step {step}"):
+                    cases.backend.xp.translate(cases.ints(*shape), cases.ints(1024 * step)[::step], page_size)
+
+
+def step_rows(cases: Cases) -> None:
+    """What a step asks of its rows: columns of a table of which the last one is the stamp, and any number of stop tokens."""
+    xp = cases.backend.xp
+    for rows in (1, 3, 16):
+        for stops in (1, 8):
+            with cases.named(f"{rows} rows, {stops} stop tokens"):
+                position, visible, epoch, limit, token, chosen = (cases.ints(rows) for _ in range(6))
+                full, stop = cases.ints(rows, LONG + 1), cases.ints(rows, stops)
+                table = full[:, :LONG]
+                accepted = xp.accepted_rows(
+                    position,
+                    visible,
+                    epoch,
+                    limit,
+                    full[:, LONG],
+                    table,
+                    block_size=BLOCK,
+                    first_block=1,
+                    num_blocks=512,
+                )
+                xp.advance_rows(token, position, visible, limit, stop, accepted, chosen)
+                xp.digest_rows(table, cases.ints(1, LONG))
+                xp.digest_rows(stop, cases.ints(1, stops))
 
 
 FAMILIES: Final[tuple[Callable[[Cases], None], ...]] = (
@@ -185,6 +198,7 @@ FAMILIES: Final[tuple[Callable[[Cases], None], ...]] = (
     row_operations,
     dense_operations,
     translations,
+    step_rows,
 )
 
 
