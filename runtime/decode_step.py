@@ -104,9 +104,7 @@ def _advance(
     """Feed the token back and move on; a row that reached its limit or a stop token retires (position -1)."""
     xp = b.xp
     if isinstance(xp, StepOperations):
-        advanced = xp.advance_rows(
-            rows.token, rows.position, rows.visible, rows.limit, rows.stop, accepted, next_token
-        )
+        advanced = xp.advance_rows(rows.token, rows.position, rows.visible, rows.limit, rows.stop, accepted, next_token)
         return {state.scalars[name]: x for name, x in zip(("token", "position", "visible"), advanced, strict=True)}
     stops = xp.astype(rows.stop == xp.reshape(next_token, (-1, 1)), "int32")
     stopped = xp.sum(stops)[:, 0] > 0

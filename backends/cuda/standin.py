@@ -261,11 +261,11 @@ class StandIn:
             made = self._stream.new(shape, dtype)
             self._count(made.memory, size)
             return made
-        whole = torch.from_numpy(np.empty(size, np.uint8))
+        whole = np.empty(size, np.uint8)
         self._count(whole, size)
-        return StandInTensor(whole.view(dtype).reshape(tuple(shape)), self._stream)
+        return StandInTensor(torch.from_numpy(whole).view(dtype).reshape(tuple(shape)), self._stream)
 
-    def _count(self, memory: Tensor, size: int) -> None:
+    def _count(self, memory: object, size: int) -> None:
         """Count memory as taken while anything, a view or work of the stream, holds it."""
         self._taken += size
         weakref.finalize(memory, self._give_back, size).atexit = False

@@ -37,9 +37,7 @@ def translate_kernel(
     held = tl.load(page_map + page * map_stride, mask=known, other=-1)
     live = (held >= 0) & (held <= last_page)
     physical = tl.where(live, held * page_size + (virtual - page * page_size).to(tl.int32), INVALID_SLOT)
-    tl.store(
-        out + row * out_strides[0] + column * out_strides[1], tl.where(virtual == -1, -1, physical), mask=inside
-    )
+    tl.store(out + row * out_strides[0] + column * out_strides[1], tl.where(virtual == -1, -1, physical), mask=inside)
 
 
 def translate(

@@ -125,7 +125,10 @@ def test_a_door_drops_and_counts_what_has_no_page_and_leaves_pads_alone(backend:
 )
 def test_what_is_no_map_or_no_page_size_is_refused(backend: Backend, change: dict[str, Any], message: str) -> None:
     held, page_map = on_device(backend, PAGES, 1)
-    made = {"float32": lambda: backend.xp.astype(page_map, "float32"), "flat": lambda: backend.xp.reshape(held, (1, -1))}
+    made = {
+        "float32": lambda: backend.xp.astype(page_map, "float32"),
+        "flat": lambda: backend.xp.reshape(held, (1, -1)),
+    }
     given = {"ids": backend.to_device(int32(1)), "page_map": page_map, "page_size": 4}
     given |= {name: made[x]() if isinstance(x, str) else x for name, x in change.items()}
     with refused(backend, InvalidInput, message):

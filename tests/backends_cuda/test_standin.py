@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.backends.cuda.standin import StandIn, StandInTensor
+from forebay.backends.cuda.standin import ARENA_BYTES, POISONED_BYTES, StandIn, StandInTensor
 from forebay.runtime import open_backend
 from forebay.specs import DeviceLost
 
@@ -142,3 +142,37 @@ def test_what_fails_on_the_device_loses_it() -> None:
     with pytest.raises(DeviceLost, match="IndexError"):
         backend.to_host(weights)
     backend.close()
+
+
+def test_free_memory_is_what_buffers_uploads_and_outputs_of_kernels_leave(device: StandIn) -> None:
+    """Small memory and large, views of it and work that waits for it: it counts as taken until the last of them is gone."""
+
+    def free() -> int:
+        return int(device.describe()["free_bytes"])
+
+    whole = free()
+    assert whole == device.describe()["total_bytes"] == ARENA_BYTES
+    for count in (1000, POISONED_BYTES):
+        x = device.empty((count,), torch.int32)
+        assert free() == whole - 4 * count
+        view = x.reshape(-1, 2)[1:, 1]
+        del x
+        assert free() == whole - 4 * count
+        del view
+        assert free() == whole
+    x = ones(device)
+    del x
+    assert free() == whole - 16
+    device.synchronize()
+    assert free() == whole
+
+
+def test_a_backend_says_what_is_free() -> None:
+    with open_backend("cuda:interpret") as backend:
+        before = backend.info["free_bytes"]
+        buffer = backend.buffer("x", np.zeros(1000, np.int32))
+        backend.synchronize()
+        assert backend.info["free_bytes"] == before - 4000
+        backend.release(buffer)
+        backend.synchronize()
+        assert backend.info["free_bytes"] == before
