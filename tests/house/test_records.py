@@ -15,7 +15,6 @@ from forebay.specs.suite.verifier.shape import read_record
 from tests.cli.running import run_process
 from tests.full import CONFORM, RECORDS, ROOT, RUNS
 
-
 MINUTES = {"conform_cuda_interpret": 12}
 """Longest time of the whole suite where it is not six minutes."""
 
