@@ -306,7 +306,9 @@ def mean_of_values(backend: Backend, pool: Pool, table: Any, visible: Sequence[i
     return out[:, 0, 0]
 
 
-def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None = None, layer: int = 0) -> Array:
+def decode_bits(
+    backend: Backend, pool: Pool, *blocks: int, visible: int | None = None, layer: int = 0, path: str = "direct"
+) -> Array:
     """float32 ``[2 * Hkv * (Dv + 1)]``: one row's output over ``blocks`` under a fixed query, and then its LSE, for comparing bits.
 
     All of the blocks' tokens are visible unless ``visible`` says how many. Asserts that the output is not all zero.
@@ -317,7 +319,14 @@ def decode_bits(backend: Backend, pool: Pool, *blocks: int, visible: int | None 
     out, lse = (
         backend.to_host(x)
         for x in backend.paged_decode(
-            backend.to_device(q), pool, layer, int32(blocks), int32(visible), table_len=len(blocks), return_lse=True
+            backend.to_device(q),
+            pool,
+            layer,
+            int32(blocks),
+            int32(visible),
+            table_len=len(blocks),
+            path=path,
+            return_lse=True,
         )
     )
     assert out.any()

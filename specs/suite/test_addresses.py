@@ -43,7 +43,9 @@ def sweep(backend: Backend, pool: Pool, arrays: list[Array], ids: list[int], tok
         block_of_each = np.full(tokens, block)
         for held, x in zip(oracle.rows_at(pool.layout, arrays, g, block_of_each, offsets), want, strict=True):
             same_bits(held, as_stored(x, "bfloat16"))
-        same_bits(decode_bits(backend, pool, block, visible=tokens), decode_bits(backend, pool, ids[0], visible=tokens))
+        for path in ("direct", "gather"):
+            answer = decode_bits(backend, pool, block, visible=tokens, path=path)
+            same_bits(answer, decode_bits(backend, pool, ids[0], visible=tokens))
     low = 5
     for block in ids[1:]:
         pool.copy(WriteLoc.slots(block * g.block_size + offsets), WriteLoc.slots(low * g.block_size + offsets))

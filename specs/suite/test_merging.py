@@ -30,12 +30,16 @@ from forebay.specs.suite.steps import copies
 
 def partial(backend: Backend, values: list[float], *, path: str = "direct") -> tuple[Any, Any]:
     """Attention over equal keys (score 0) with these values, as device arrays; its LSE is ln of their number."""
-    with new_pool(backend, geometry(num_blocks=3, num_kv_heads=1)) as pool:
+    blocks = max(1, -(-len(values) // BLOCK_SIZE))
+    with new_pool(backend, geometry(num_blocks=2 + blocks, num_kv_heads=1)) as pool:
         if values:
-            put_values(backend, pool, [slot(pool, 0, t) for t in range(len(values))], values)
+            places = [slot(pool, *divmod(t, BLOCK_SIZE)) for t in range(len(values))]
+            put_values(backend, pool, places, values)
         q = backend.to_device(np.zeros((1, 2, HEAD_DIM), np.float32))
-        table = int32([pool.first_block])
-        out, lse = backend.paged_decode(q, pool, 0, table, int32(len(values)), table_len=1, path=path, return_lse=True)
+        table = int32([pool.first_block + block for block in range(blocks)])
+        out, lse = backend.paged_decode(
+            q, pool, 0, table, int32(len(values)), table_len=blocks, path=path, return_lse=True
+        )
     return out, lse
 
 
@@ -50,6 +54,16 @@ def test_the_lse_is_a_natural_logarithm(backend: Backend, path: str) -> None:
     out, lse = backend.merge_partials([three[0], one[0]], [three[1], one[1]])
     np.testing.assert_allclose(backend.to_host(out), 2.0, rtol=1e-6)
     np.testing.assert_allclose(backend.to_host(lse), np.log(4), rtol=1e-6)
+
+
+@pytest.mark.clause("D10")
+@pytest.mark.case("D09", "H02")
+@pytest.mark.parametrize("path", ["direct", "gather"])
+def test_the_lse_of_a_long_row_is_a_natural_logarithm(backend: Backend, path: str) -> None:
+    """1,300 keys of score 0, which a kernel may cut into several parts and merge: the LSE is their logarithm."""
+    out, lse = partial(backend, [3.0] * 1300, path=path)
+    np.testing.assert_allclose(backend.to_host(out), 3.0, rtol=1e-5)
+    np.testing.assert_allclose(backend.to_host(lse), np.log(1300), rtol=1e-5)
 
 
 @pytest.mark.clause("D10", "D3")
