@@ -18,6 +18,7 @@ from forebay.specs.suite import (
     test_row_operations,
     test_shadows,
     test_staging,
+    test_translation,
     test_wrapped_memory,
     test_write_loc,
 )
@@ -88,6 +89,10 @@ SHARED = (
     test_staging.test_latent_kv_is_staged_without_v,
     test_staging.test_many_blocks_are_staged_whole,
     test_staging.test_special_bits_survive_staging,
+    test_translation.test_a_door_drops_and_counts_what_has_no_page_and_leaves_pads_alone,
+    test_translation.test_ids_follow_the_map_and_what_has_no_page_is_invalid,
+    test_translation.test_ids_in_a_column_of_a_table_are_translated,
+    test_translation.test_what_is_no_map_or_no_page_size_is_refused,
     test_wrapped_memory.test_foreign_memory_that_is_not_claimed_is_refused_by_name,
     test_write_loc.test_a_table_entry_that_is_no_block_is_counted_at_every_offset,
     test_write_loc.test_only_the_first_table_len_columns_are_blocks,

@@ -117,7 +117,7 @@ def test_rows_advance_retire_or_stay(tiles: RowTiles, stops: int) -> None:
         elif wrapped(int(position[row]) + 1) >= limit[row] or chosen[row] in stop[row]:
             want.append((chosen[row], -1, 0))
         else:
-            want.append((chosen[row], int(position[row]) + 1, wrapped(int(visible[row]) + 1)))
+            want.append((chosen[row], wrapped(int(position[row]) + 1), wrapped(int(visible[row]) + 1)))
     assert out[:, :, 1].t().tolist() == [[int(x) for x in row] for row in want]
     assert (out[:, :, 0] == 77).all()
     assert {row[1] == -1 for row in want} == {True, False}
