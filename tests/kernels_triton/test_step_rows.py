@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -83,9 +85,19 @@ def test_a_row_acts_where_everything_fits(tiles: RowTiles, width: int) -> None:
     for seed in range(3):
         rows = states(width, seed)
         out = torch.zeros(ROWS * 2, dtype=torch.bool)
-        scalars = [apart(rows[name]) for name in ("position", "visible", "epoch", "limit", "stamp")]
-        sizes = {"block_size": BLOCK, "first_block": FIRST, "num_blocks": BLOCKS}
-        accepted_rows(*scalars, apart(rows["table"]), out[1::2], **sizes, tiles=tiles)
+        accepted_rows(
+            apart(rows["position"]),
+            apart(rows["visible"]),
+            apart(rows["epoch"]),
+            apart(rows["limit"]),
+            apart(rows["stamp"]),
+            apart(rows["table"]),
+            out[1::2],
+            block_size=BLOCK,
+            first_block=FIRST,
+            num_blocks=BLOCKS,
+            tiles=tiles,
+        )
         want = [may_act(rows, row, width) for row in range(ROWS)]
         assert out[1::2].tolist() == want
         assert not out[::2].any()
@@ -96,20 +108,28 @@ def test_a_row_acts_where_everything_fits(tiles: RowTiles, width: int) -> None:
 @pytest.mark.parametrize("stops", [0, 1, 5, 8])
 def test_rows_advance_retire_or_stay(tiles: RowTiles, stops: int) -> None:
     random = np.random.default_rng(stops)
-    position = random.integers(-1, 50, ROWS)
+    position: npt.NDArray[Any] = random.integers(-1, 50, ROWS)
     position[:2] = INT_MAX, INT_MAX - 1
     limit = position + random.integers(-1, 4, ROWS)
     visible, token, chosen = position + 1, random.integers(0, 9, ROWS), random.integers(0, 9, ROWS)
     visible[5:9] = INT_MAX
     stop, acts = random.integers(-1, 9, (ROWS, stops)), random.integers(0, 2, ROWS)
-    token, position, visible, limit, chosen, stop = (
-        x.astype(np.int64).astype(np.int32) for x in (token, position, visible, limit, chosen, stop)
-    )
+    rows: list[npt.NDArray[Any]] = [x.astype(np.int32) for x in (token, position, visible, limit, chosen, stop)]
+    token, position, visible, limit, chosen, stop = rows
     out = torch.full((3, ROWS, 2), 77, dtype=torch.int32)
     gone = torch.zeros(ROWS * 2, dtype=torch.bool)
     gone[::2] = torch.from_numpy(acts == 1)
-    scalars = [apart(x) for x in (token, position, visible, limit)]
-    advance_rows(*scalars, gone[::2], apart(chosen), apart(stop), [x[:, 1] for x in out], tiles=tiles)
+    advance_rows(
+        apart(token),
+        apart(position),
+        apart(visible),
+        apart(limit),
+        gone[::2],
+        apart(chosen),
+        apart(stop),
+        [x[:, 1] for x in out],
+        tiles=tiles,
+    )
     want = []
     for row in range(ROWS):
         if not acts[row]:
@@ -147,8 +167,8 @@ def test_no_columns_sum_to_nothing_and_no_rows_are_none_to_launch() -> None:
     def launch(*_: object, **__: object) -> None:
         raise AssertionError("launched")
 
-    accepted_rows(*[none] * 5, table, acts, block_size=4, first_block=1, num_blocks=9, launch=launch)
-    advance_rows(*[none] * 4, acts, none, table, [none] * 3, launch=launch)
+    accepted_rows(none, none, none, none, none, table, acts, block_size=4, first_block=1, num_blocks=9, launch=launch)
+    advance_rows(none, none, none, none, acts, none, table, [none] * 3, launch=launch)
     digest_rows(table, torch.empty(3, dtype=torch.int32), none, launch=launch)
 
 
