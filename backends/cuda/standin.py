@@ -21,6 +21,8 @@ from torch import Tensor
 
 from forebay.backends.torch_shared.guard import DATA_DEPENDENT, storage_of
 
+from .nested import kinds, leaves, mapped
+
 Work = Callable[[], object]
 
 QUEUE_LIMIT: Final = 4096
@@ -65,7 +67,7 @@ class StandInTensor(torch.Tensor):
     ) -> Any:
         """Hand an operation to the stream of its first tensor."""
         kwargs = kwargs or {}
-        first = next(x for x in _leaves((*args, *kwargs.values())) if isinstance(x, StandInTensor))
+        first = next(x for x in leaves((*args, *kwargs.values())) if isinstance(x, StandInTensor))
         return first.stream.operate(func, args, kwargs)
 
 
@@ -186,22 +188,22 @@ class Stream:
             return self._copy(*args, **kwargs)
         if name == "aten::_to_copy" and kwargs.get("device") is not None:
             raise RuntimeError("a tensor of the stand-in reaches the host by copy_ into pinned memory only")
-        _check_places(name, _leaves((*args, *kwargs.values())))
-        raw_args, raw = _mapped(_memory, args), {key: _mapped(_memory, x) for key, x in kwargs.items()}
+        _check_places(name, leaves((*args, *kwargs.values())))
+        raw_args, raw = mapped(_memory, args), {key: mapped(_memory, x) for key, x in kwargs.items()}
         at_once = func.is_view
         if not at_once and not DATA_DEPENDENT.isdisjoint(func.tags) and name != "aten::index":
             self.synchronize()
             at_once = True
         if at_once:
-            return _mapped(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
+            return mapped(lambda x: StandInTensor(x, self) if isinstance(x, Tensor) else x, func(*raw_args, **raw))
         if func._schema.is_mutable:  # noqa: SLF001
             self.put(lambda: func(*raw_args, **raw))
             return kwargs.get("out", args[0])
-        made = _mapped(lambda x: self.new(*x.kind) if isinstance(x, Shape) else x, self._shapes_of(func, args, kwargs))
-        targets = [x.memory for x in _leaves((made,)) if isinstance(x, StandInTensor)]
+        made = mapped(lambda x: self.new(*x.kind) if isinstance(x, Shape) else x, self._shapes_of(func, args, kwargs))
+        targets = [x.memory for x in leaves((made,)) if isinstance(x, StandInTensor)]
 
         def work() -> None:
-            results = [x for x in _leaves((func(*raw_args, **raw),)) if isinstance(x, Tensor)]
+            results = [x for x in leaves((func(*raw_args, **raw),)) if isinstance(x, Tensor)]
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
@@ -210,12 +212,10 @@ class Stream:
 
     def _shapes_of(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an operation returns, with a :class:`Shape` for each tensor: asked of torch once for each kind of operands."""
-        known = (func, _kinds(args), tuple((key, _kinds((x,))) for key, x in kwargs.items()))
+        known = (func, kinds(args), tuple((key, kinds((x,))) for key, x in kwargs.items()))
         if known not in self._shapes:
-            result = func(
-                *_mapped(_without_data, args), **{key: _mapped(_without_data, x) for key, x in kwargs.items()}
-            )
-            self._shapes[known] = _mapped(lambda x: Shape(x) if isinstance(x, Tensor) else x, result)
+            result = func(*mapped(_without_data, args), **{key: mapped(_without_data, x) for key, x in kwargs.items()})
+            self._shapes[known] = mapped(lambda x: Shape(x) if isinstance(x, Tensor) else x, result)
         return self._shapes[known]
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -306,7 +306,7 @@ class StandIn:
         if 0 in grid:
             return
         _check_places(f"kernel {kernel.fn.__name__}", args)
-        raw = _mapped(_memory, args)
+        raw = mapped(_memory, args)
         self._stream.put(lambda: kernel[grid](*raw, **constants))
 
     def event(self) -> StandInEvent:
@@ -356,34 +356,6 @@ POISONED_BYTES: Final = 64 << 20
 """Larger memory is left to the system, so that a pool larger than the machine's memory can be addressed."""
 
 
-def _mapped(change: Callable[[Any], Any], x: Any) -> Any:
-    """``x`` with ``change`` made to what its lists and tuples hold, at any depth."""
-    if isinstance(x, list | tuple):
-        return type(x)([_mapped(change, part) for part in x])
-    return change(x)
-
-
-def _leaves(parts: Iterable[Any]) -> Iterator[Any]:
-    """What lists and tuples among ``parts`` hold, at any depth, and the other parts."""
-    for x in parts:
-        if isinstance(x, list | tuple):
-            yield from _leaves(x)
-        else:
-            yield x
-
-
-def _kinds(parts: Iterable[Any]) -> tuple[Any, ...]:
-    """All that decides on the sizes of an operation's results: sizes, strides and dtypes of tensors, and the other operands."""
-    return tuple(
-        (x.shape, x.stride(), x.dtype)
-        if isinstance(x, Tensor)
-        else (type(x), _kinds(x))
-        if isinstance(x, list | tuple)
-        else (type(x), x)
-        for x in parts
-    )
-
-
 def _memory(x: Any) -> Any:
     return x.memory if isinstance(x, StandInTensor) else x
 
@@ -395,8 +367,8 @@ def _without_data(x: Any) -> Any:
     return x
 
 
-def _check_places(name: str, leaves: Iterable[Any]) -> None:
-    for x in leaves:
+def _check_places(name: str, operands: Iterable[Any]) -> None:
+    for x in operands:
         if isinstance(x, Tensor) and not isinstance(x, StandInTensor) and x.dim() and not x.is_meta:
             raise RuntimeError(f"{name}: a host tensor of shape {list(x.shape)} among tensors of the device")
 
