@@ -7,11 +7,13 @@ launched with which tiles, strides and constants.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from forebay.specs.dtypes import BITS_DTYPE
+from forebay.specs.step_operations import StepOperations
+from forebay.specs.translation import translate
 from forebay.specs.write_loc import BlockTable, WriteLoc
 
 from .compile_recording import BLOCK, LONG, SHORT, Cases, Launch
@@ -163,12 +165,14 @@ def translations(cases: Cases) -> None:
         for page_size, kind in ((1, "blocks"), (BLOCK, "slots")):
             for step in (1, 2):
                 with cases.named(f"{kind} {list(shape)}, map step {step}"):
-                    cases.backend.xp.translate(cases.ints(*shape), cases.ints(1024 * step)[::step], page_size)
+                    translate(
+                        cases.backend.xp, cases.ints(*shape), cases.ints(1024 * step)[::step], page_size=page_size
+                    )
 
 
 def step_rows(cases: Cases) -> None:
     """What a step asks of its rows: columns of a table of which the last one is the stamp, and any number of stop tokens."""
-    xp = cases.backend.xp
+    xp = cast("StepOperations", cases.backend.xp)
     for rows in (1, 3, 16):
         for stops in (1, 8):
             with cases.named(f"{rows} rows, {stops} stop tokens"):

@@ -19,7 +19,7 @@ SOME = (
     "triton.table-length-ignored",
     "triton.staging-tail",
 )
-"""Of clauses whose tests take little: addresses in 32 bits, a stride, zero rows, the LSE, a table's end, a prefix that ends within a block."""
+"""Of clauses whose tests take little: addresses, a stride, zero rows, the LSE, a table's end, a prefix that ends within a block."""
 
 
 def test_the_suite_catches_faults_in_the_text_of_kernels(tmp_path: Path) -> None:
