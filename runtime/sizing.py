@@ -100,11 +100,13 @@ def pool_geometry(settings: Settings, model: Model, max_len: int, room: PoolRoom
     one_block.check_query_heads(config.num_heads, f"model {model.name!r}")
     full = settings.slots * -(-max_len // settings.block_size)
     block_bytes = one_block.layer_bytes * one_block.num_layers
-    affordable = max(room.default // block_bytes, 1)
-    if settings.num_blocks and room.largest is not None and settings.num_blocks * block_bytes > room.largest:
+    by_default = min(full, max(room.default // block_bytes, 1)) + 1
+    blocks = settings.num_blocks or by_default
+    if room.largest is not None and blocks * block_bytes > room.largest:
+        fits = by_default * block_bytes <= room.largest
         raise InvalidInput(
-            f"num_blocks: got {settings.num_blocks}, {settings.num_blocks * block_bytes} bytes of KV; the device has memory for "
-            f"{room.largest // block_bytes} blocks of {block_bytes} bytes beside the weights of model {model.name!r}; lower it, or "
-            f"leave it out for {min(full, affordable) + 1}"
+            f"num_blocks: got {blocks}{'' if settings.num_blocks else ' by default, the least there can be'}, {blocks * block_bytes} "
+            f"bytes of KV; the device has memory for {room.largest // block_bytes} blocks of {block_bytes} bytes beside the weights of "
+            f"model {model.name!r}; {f'lower it, or leave it out for {by_default}' if fits else 'free some, or take smaller blocks'}"
         )
-    return replace(one_block, num_blocks=settings.num_blocks or min(full, affordable) + 1)
+    return replace(one_block, num_blocks=blocks)

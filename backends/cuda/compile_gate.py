@@ -155,6 +155,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    try:
+        table = None if given.write else read(given.table)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     launches = recorded()
     everything = work_of(launches)
     selected = {row for row in everything if all(text in str(row) for text in given.only)}
@@ -165,7 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no row holds {' and '.join(given.only)}", file=sys.stderr)
         return 2
     faults = coverage_faults(kernels_of(kernel_modules()), launches)
-    table = None if given.write else read(given.table)
     if table is not None:
         held = (row for row in table.rows if all(text in str(row) for text in given.only))
         faults += name_faults(selected, held)
@@ -209,6 +213,14 @@ def _summary(everything: Mapping[Row, Any], found: Mapping[Row, Usage | str], fa
     )
 
 
+def _workers(text: str) -> int:
+    """A number of processes, for argparse; raises ValueError."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"got {number}, expected at least 1")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m forebay.backends.cuda.compile_gate",
@@ -223,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--table", type=Path, default=TABLE, help="the table (default: the package's)")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="processes that compile (default: %(default)s)"
+        "--workers", type=_workers, default=os.cpu_count() or 1, help="processes that compile (default: %(default)s)"
     )
     return parser
 

@@ -88,6 +88,7 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
         raise InvalidInput(f"faults of {backend} and of {', '.join(others)}; expected those of one backend at a time")
     unseeded = dataclasses.replace(UNSEEDED, backend=backend)
     _fork()
+    environment = dict(os.environ)
     waiting, running, held = list(faults), list[_Running](), list[Result]()
     clauses = {} if everything else _warmed(unseeded)
     if timeout_s is None:
@@ -119,6 +120,11 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
         gc.unfreeze()
         for one in running:
             one.stop()
+        for name in (
+            os.environ.keys() - environment.keys()
+        ):  # what the backend has left there is for the processes alone
+            del os.environ[name]
+        os.environ.update(environment)
 
 
 def _check_unseeded(result: Result) -> None:

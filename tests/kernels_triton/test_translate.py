@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from forebay.kernels.triton.slots import INVALID_SLOT
 from forebay.kernels.triton.tiles import INTERPRETER_TILES, RowTiles
 from forebay.kernels.triton.translate import translate
+from forebay.specs.translation import INVALID_ID
 from tests.kernels_triton.memory import lazy
 
-INVALID = -2
+INVALID = INVALID_ID
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 PAGES = [0, 5, -1, 2**29 - 1, 2**29, INT_MIN, INT_MAX, 1]
 """Physical pages of virtual 0 to 7: small ones, none, the last whose four slots fit int32, the first whose do not, ..."""
@@ -103,3 +105,7 @@ def test_no_ids_are_nothing_to_launch() -> None:
 
     translate(none, strided_map(1), none, page_size=1, launch=launch)
     translate(none[0], strided_map(1), none[0], page_size=1, launch=launch)
+
+
+def test_contract_and_kernels_mean_the_same_invalid_id() -> None:
+    assert INVALID_SLOT.value == INVALID_ID

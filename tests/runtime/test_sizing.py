@@ -41,13 +41,15 @@ def test_the_pool_takes_what_the_weights_leave(
     assert made.num_blocks == blocks + 1  # the sink is one more
 
 
-def test_a_pool_that_fits_holds_every_slot_and_a_full_device_gets_one_block(
+def test_a_pool_that_fits_holds_every_slot_and_a_full_device_is_told_of(
     backend: Backend, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(block_size=4, slots=8)
-    for free, blocks in ((1 << 40, 8 * MAX_POSITIONS // 4), (0, 1)):
-        room = pool_room(says(backend, monkeypatch, free_bytes=free), tiny_model)
-        assert pool_geometry(settings, tiny_model, MAX_POSITIONS, room).num_blocks == blocks + 1
+    room = pool_room(says(backend, monkeypatch, free_bytes=1 << 40), tiny_model)
+    assert pool_geometry(settings, tiny_model, MAX_POSITIONS, room).num_blocks == 8 * MAX_POSITIONS // 4 + 1
+    full = pool_room(says(backend, monkeypatch, free_bytes=0), tiny_model)
+    with pytest.raises(InvalidInput, match=r"got 2 by default, the least .* memory for 0 blocks .*; free some, or"):
+        pool_geometry(settings, tiny_model, MAX_POSITIONS, full)
 
 
 def test_a_number_of_blocks_beyond_the_memory_is_refused_before_anything_is_put_on_the_device(
