@@ -162,3 +162,14 @@ def test_batches_and_widths_of_tables_do_not_each_compile_a_decode(tmp_path: Pat
     assert found.returncode == 0, found.stderr
     # One for a table whose rows are a multiple of 16 apart, one for others.
     assert found.stdout.split() == ["decode_kernel", "2", "reduce_kernel", "2"]
+
+
+def test_what_is_no_table_and_no_number_of_processes_is_refused(tmp_path: Path) -> None:
+    for arguments, says in (
+        (("--names", "--table", str(tmp_path / "none.json")), "got no table of compiled kernels"),
+        (("--sample", "--workers", "0"), "got 0, expected at least 1"),
+    ):
+        found = gate(tmp_path, *arguments)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert says in found.stderr
+        assert "Traceback" not in found.stderr
