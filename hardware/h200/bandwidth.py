@@ -16,7 +16,7 @@ from forebay.specs.backend import Backend
 KV_HEADS: Final = 8
 BLOCK: Final = 16
 EVICT_BYTES: Final = 1 << 30
-"""Read before each call: more than any cache holds, and so long that the host has asked for the call by its end."""
+"""Read before each call: more than any cache holds. While it is read the host asks for the call, if it is that fast: not checked."""
 ROUNDS: Final = 7
 SPARE_S: Final = 6.0
 
@@ -61,7 +61,7 @@ def run(task: Task) -> Result:
 def measure(
     backend: Backend, task: Task, dim: int, group: int, size: Size, ceiling: float | None
 ) -> list[dict[str, Any]]:
-    """Ours and, at one head size and group, the peers on the same memory; blocks are in random order for ours."""
+    """Ours and, at one head size and group, the peers at the same sizes on contiguous memory; blocks are in random order for ours."""
     import torch
 
     width = -(-size.context // BLOCK)
