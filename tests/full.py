@@ -50,7 +50,6 @@ RUNS: Final = {
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
     "families": ("tests.families.full",),
     "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
-    "kernel_faults": ("forebay.runtime.cli", "faults", "--backend", "cuda:interpret"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
     "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }

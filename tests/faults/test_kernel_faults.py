@@ -1,4 +1,4 @@
-"""Faults in the Triton kernels, seeded into their text: some of them here, all by ``python -m tests.full kernel_faults``."""
+"""Faults in the Triton kernels, seeded into their text: some of them here, all by ``forebay faults --backend cuda:interpret``."""
 
 from __future__ import annotations
 
