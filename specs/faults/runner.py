@@ -8,7 +8,6 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
-import os
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from forebay.specs.errors import InvalidInput
-from forebay.specs.faults.catalogue import PLAINEST, UNSEEDED, Fault
+from forebay.specs.faults.catalogue import PLAINEST, SIM, UNSEEDED, Fault
 from forebay.specs.faults.seeding import check_applies, seed
 from forebay.specs.signals import ENDING, INTERRUPT
 
@@ -88,7 +87,6 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
         raise InvalidInput(f"faults of {backend} and of {', '.join(others)}; expected those of one backend at a time")
     unseeded = dataclasses.replace(UNSEEDED, backend=backend)
     _fork()
-    environment = dict(os.environ)
     waiting, running, held = list(faults), list[_Running](), list[Result]()
     clauses = {} if everything else _warmed(unseeded)
     if timeout_s is None:
@@ -120,11 +118,6 @@ def run(faults: Sequence[Fault], *, everything: bool, workers: int, timeout_s: f
         gc.unfreeze()
         for one in running:
             one.stop()
-        for name in (
-            os.environ.keys() - environment.keys()
-        ):  # what the backend has left there is for the processes alone
-            del os.environ[name]
-        os.environ.update(environment)
 
 
 def _check_unseeded(result: Result) -> None:
@@ -172,8 +165,8 @@ def _warmed(unseeded: Fault) -> dict[str, list[str]]:
     """The clauses of every test of the suite on the backend of ``unseeded``.
 
     The suite is collected, and its plainest tests run, in a process of its own; what that imports of other people's libraries is
-    imported here too, so that it need not be in the process of each fault. Before that the environment is made as the backend leaves
-    it, for a library may look at it when it is imported.
+    imported here too, so that it need not be in the process of each fault. Of another backend than ``sim`` it is not: a library may
+    want to be imported in a way that only the backend, when it is opened, sees to.
 
     Raises:
         InvalidInput: that process died.
@@ -182,12 +175,11 @@ def _warmed(unseeded: Fault) -> dict[str, list[str]]:
     process = _fork().Process(target=_collect, args=(unseeded, there), daemon=True)
     clauses: dict[str, list[str]]
     names: list[str]
-    environment: dict[str, str]
     try:
         with _undisturbed():
             process.start()
         there.close()
-        clauses, names, environment = end.recv()
+        clauses, names = end.recv()
     except EOFError:
         raise InvalidInput(
             f"no fault was seeded, and the suite cannot be collected; see forebay conform {unseeded.backend}, and mend that first"
@@ -197,8 +189,7 @@ def _warmed(unseeded: Fault) -> dict[str, list[str]]:
             process.kill()
             process.join()
         end.close()
-    os.environ.update(environment)
-    for name in names:
+    for name in names if unseeded.backend == SIM else ():
         if name not in sys.modules:
             with contextlib.suppress(Exception):  # no module of a library, or one that wants another surrounding
                 import_module(name)
@@ -209,11 +200,10 @@ def _collect(unseeded: Fault, there: multiprocessing.connection.Connection) -> N
     _disturbed()
     from forebay.specs.faults.judging import collect, files_of, judge
 
-    before, environment = set(sys.modules), dict(os.environ)
+    before = set(sys.modules)
     clauses = collect(unseeded.backend)
     judge(unseeded, "all", files_of("", clauses))
-    changed = {name: value for name, value in os.environ.items() if environment.get(name) != value}
-    there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)], changed))
+    there.send((clauses, [name for name in sys.modules if name not in before and _is_of_others(name)]))
     there.close()
 
 
@@ -295,6 +285,8 @@ def _seed_and_judge(
         there.send({"applies": False, "error": str(error)})
         return
     try:
+        if fault.backend != SIM:
+            _open_once(fault.backend)
         seed(fault)
         from forebay.specs.faults.judging import files_of, judge
 
@@ -309,6 +301,16 @@ def _seed_and_judge(
         said = {"error": f"{type(error).__name__}: {error}"}
     there.send(said)
     there.close()
+
+
+def _open_once(backend: str) -> None:
+    """Run the plainest tests without a fault, so that the backend's libraries are imported as the backend wants them.
+
+    A fault's modules are imported before the suite opens the backend, and with them these libraries.
+    """
+    from forebay.specs.faults.judging import files_of, judge
+
+    judge(dataclasses.replace(UNSEEDED, backend=backend), "all", files_of("", {}))
 
 
 def _result(fault: Fault, said: dict[str, Any], seconds: float) -> Result:
