@@ -269,7 +269,7 @@ def test_what_was_kept_is_in_the_matrix(
 ) -> None:
     """An interrupted command leaves its results, and the next one needs no run for them; then they are gone."""
     made = judged("D9", WINDOW)
-    monkeypatch.setattr(catalogue, "faults", lambda _: {made.fault.id: made.fault})
+    monkeypatch.setattr(catalogue, "faults", lambda *_: {made.fault.id: made.fault})
     runs: list[str] = []
 
     def interrupted(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
@@ -294,7 +294,7 @@ def test_a_survivor_costs_no_result_of_the_others(
     good = judged("D9", WINDOW)
     weak = dataclasses.replace(good.fault, id="test.weak", title="before it was mended")
     both = {good.fault.id: good.fault, weak.id: weak}
-    monkeypatch.setattr(catalogue, "faults", lambda _: both)
+    monkeypatch.setattr(catalogue, "faults", lambda *_: both)
     runs: list[str] = []
 
     def run(faults: Sequence[Fault], **_: Any) -> Iterator[Result]:
