@@ -8,7 +8,7 @@ from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Segment
-from forebay.specs.step_operations import StepOperations
+from forebay.specs.step_operations import fuses_step
 from forebay.specs.write_loc import IDLE_POSITION, BlockTable, WriteLoc
 
 from .models.llama import KVContext, Llama
@@ -78,7 +78,7 @@ def decode_segment(
 def _rows_that_check(b: Backend, rows: BucketRows, pool: Pool) -> Array:
     """Device truth (clause C5a): bool ``[B]``, true where stamp, visible, limit and page all fit the row's position."""
     xp, g = b.xp, pool.geometry
-    if isinstance(xp, StepOperations):
+    if fuses_step(xp):
         return xp.accepted_rows(
             rows.position,
             rows.visible,
@@ -103,7 +103,7 @@ def _advance(
 ) -> dict[Buffer, Array]:
     """Feed the token back and move on; a row that reached its limit or a stop token retires (position -1)."""
     xp = b.xp
-    if isinstance(xp, StepOperations):
+    if fuses_step(xp):
         advanced = xp.advance_rows(rows.token, rows.position, rows.visible, rows.limit, rows.stop, accepted, next_token)
         return {state.scalars[name]: x for name, x in zip(("token", "position", "visible"), advanced, strict=True)}
     stops = xp.astype(rows.stop == xp.reshape(next_token, (-1, 1)), "int32")

@@ -17,7 +17,7 @@ import numpy as np
 from forebay.specs.backend import Backend
 from forebay.specs.dtypes import Array, HostArray
 from forebay.specs.segment import Buffer
-from forebay.specs.step_operations import StepOperations
+from forebay.specs.step_operations import fuses_step
 
 from .digests import digest_of, digest_weights
 from .sampling import SamplingParams
@@ -199,7 +199,7 @@ class BucketRows:
         full = xp.head(state.table.get(), bucket)
         table, stop = full[:, : state.table_len], xp.head(state.stop.get(), bucket)
         read = partial(cls, bucket=bucket, **rows, table=table, stamp=full[:, state.table_len], stop=stop)
-        if isinstance(xp, StepOperations):
+        if fuses_step(xp):
             return read(
                 table_digest=xp.digest_rows(table, state.table_weights.get()),
                 stop_digest=xp.digest_rows(stop, state.stop_weights.get()),

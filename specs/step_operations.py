@@ -6,12 +6,13 @@ where ``backend.xp`` has all three, it is asked instead, and its results must be
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, TypeGuard
 
+from .array_namespace import ArrayNamespace
 from .dtypes import Array
 
 
-@runtime_checkable
 class StepOperations(Protocol):
     """Three more operations of an array namespace, over the rows of a bucket; each returns new arrays and reads nothing on the host."""
 
@@ -68,3 +69,13 @@ class StepOperations(Protocol):
             values: int32 ``[B, N]``, part of a wider table maybe.
             weights: int32 ``[1, N]``.
         """
+
+
+def fuses_step(xp: ArrayNamespace) -> TypeGuard[StepOperations]:
+    """Whether a namespace has all three. Its type decides, which is looked at once: a step asks several times."""
+    return _has_all(type(xp))
+
+
+@cache
+def _has_all(kind: type) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in ("accepted_rows", "advance_rows", "digest_rows"))

@@ -21,7 +21,7 @@ from forebay.runtime.decode_step import _advance, _rows_that_check
 from forebay.runtime.digests import digest, digest_weights
 from forebay.runtime.state import BucketRows
 from forebay.specs import Backend, Segment
-from forebay.specs.step_operations import StepOperations
+from forebay.specs.step_operations import fuses_step
 from forebay.specs.suite.kv import geometry, int32, new_pool, put_values
 from forebay.specs.suite.mapped import Mapped
 from tests.runtime.harness import ARMS, make_engine, prompt, tokens_of, write_tiny_folder
@@ -277,8 +277,8 @@ def in_both(rows: dict[str, np.ndarray[Any, Any]]) -> Iterator[tuple[Any, ...]]:
             held = {name: b.to_device(x) for name, x in rows.items()}
             digests = {"table_digest": held["token"], "stop_digest": held["token"]}
             made.append((b, BucketRows(bucket=len(rows["token"]), **held, **digests)))
-        assert isinstance(backend.xp, StepOperations)
-        assert not isinstance(plain.xp, StepOperations)
+        assert fuses_step(backend.xp)
+        assert not fuses_step(plain.xp)
         yield tuple(made)
 
 
