@@ -110,7 +110,7 @@ def chosen(condition: jax.Array, a: Any, b: Any, *, dtype: str) -> jax.Array:
 # -- slices ----------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cut:
-    """A basic slice of a known shape: along each axis from ``starts`` to ``limits`` by ``strides``; ``flipped`` axes; the shape then."""
+    """A basic slice of a known shape: each axis from ``starts`` to ``limits`` by ``strides``, some ``flipped``, then in ``shape``."""
 
     starts: tuple[int, ...]
     limits: tuple[int, ...]
