@@ -35,6 +35,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "backends/cpu": frozenset({"torch", "numba"}),
     "backends/cuda": frozenset({"torch", "triton"}),
     "backends/torch_shared": frozenset({"torch"}),
+    "backends/tpu": frozenset({"jax"}),
     "hardware": frozenset({"numpy"}),
     # Peers that a benchmark measures in the same run; they are imported inside functions, once a backend is open.
     "hardware/cpu/bench_attention.py": frozenset({"torch", "numba"}),
