@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, get_args
 from .dtypes import FLOAT_DTYPES, ITEMSIZE, Array
 from .errors import InvalidLayout
 
-Layout = Literal["NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "LATENT"]
+Layout = Literal["NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "LATENT", "FUSED"]
 LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 INT32_MAX: Final = 2**31 - 1
 
@@ -117,6 +117,8 @@ def storage_shapes(layout: str, geometry: KVGeometry) -> tuple[tuple[int, ...], 
         return ((g.num_blocks, g.block_size, g.num_kv_heads, g.head_dim),) * 2
     if layout == "HND":
         return ((g.num_blocks, g.num_kv_heads, g.block_size, g.head_dim),) * 2
+    if layout == "FUSED":
+        return ((g.num_blocks, g.num_kv_heads, g.block_size, max(2 * g.head_dim, 128)),)
     if layout == "KV2":
         return ((g.num_blocks, 2, g.block_size, g.num_kv_heads, g.head_dim),)
     if layout == "PACKED":

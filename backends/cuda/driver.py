@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forebay.backends.torch_shared.guard import CaptureGuard, HostReadGuard
-from forebay.backends.torch_shared.live_info import LiveInfo
+from forebay.specs.live_info import LiveInfo
 from forebay.backends.torch_shared.namespace import TORCH_DTYPE
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities

@@ -30,6 +30,7 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     "runtime/models/hub.py": frozenset({"huggingface_hub"}),  # of the extra "hf", imported when an id is asked for
     "runtime/cli": frozenset({"typer", "rich"}),
     "kernels/numba": frozenset({"numpy", "numba", "llvmlite"}),
+    "kernels/pallas": frozenset({"jax"}),
     "kernels/triton": frozenset({"numpy", "torch", "triton"}),
     "backends": frozenset({"numpy", "pluggy"}),
     "backends/cpu": frozenset({"torch", "numba"}),

@@ -1,0 +1,54 @@
+"""Opens a JAX device and makes the driver: the first place where jax is imported."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+
+from forebay.specs.driver import Driver
+from forebay.specs.errors import BackendUnavailable, InvalidInput
+
+from .driver import TpuDriver, Way
+
+QUICK: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Of XLA on the host, where kernels are interpreted: compiling takes longer than running."""
+
+
+def open_host(*, by: str) -> Driver:
+    """A driver on the host: Pallas interpreted, or the loop of XLA.
+
+    Raises:
+        BackendUnavailable: this process has made JAX use other platforms only.
+    """
+    if jax.config.jax_platforms is None:
+        # Otherwise JAX looks for a TPU that is not there for as long as its libraries like.
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        device = jax.devices("cpu")[0]
+    except RuntimeError as error:
+        raise BackendUnavailable(
+            f"tpu on the host: JAX has no platform 'cpu' in this process (jax_platforms is {jax.config.jax_platforms!r}): {error}"
+        ) from error
+    way = Way("pallas", interpret=True, options=dict(QUICK)) if by == "pallas" else Way("xla", interpret=False)
+    return TpuDriver(device, way)
+
+
+def open_device(index: int) -> Driver:
+    """A driver for TPU ``index`` of this host.
+
+    Raises:
+        InvalidInput: ``index`` is no index.
+        BackendUnavailable: JAX sees no such device.
+    """
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise InvalidInput(f"tpu option device: got {index!r}, expected an int from 0 on")
+    try:
+        devices = jax.local_devices(backend="tpu")
+    except RuntimeError as error:
+        raise BackendUnavailable(
+            f"tpu: JAX sees no TPU in this process (jax_platforms is {jax.config.jax_platforms!r}): {error}"
+        ) from error
+    if index >= len(devices):
+        raise BackendUnavailable(f"tpu option device: got {index}, JAX sees {len(devices)} TPU(s) on this host")
+    return TpuDriver(devices[index], Way("pallas", interpret=False))
