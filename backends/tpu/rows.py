@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from forebay.specs import draws
@@ -41,7 +42,7 @@ def _tree_sum(x: jax.Array) -> jax.Array:
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    return _tree_sum(x) / jnp.float32(x.shape[-1])
+    return _tree_sum(x) / np.float32(x.shape[-1])
 
 
 @program
