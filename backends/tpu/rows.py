@@ -17,7 +17,7 @@ from jax import lax
 
 from forebay.specs import draws
 
-from .elementwise import clipped, converted, program, rounded, widened
+from .elementwise import clipped, converted, divisor, program, rounded, widened
 
 _FOLD: Final = 8
 _MAGNITUDE: Final = 2**31 - 1
@@ -42,7 +42,8 @@ def _tree_sum(x: jax.Array) -> jax.Array:
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    return _tree_sum(x) / np.float32(x.shape[-1])
+    total = _tree_sum(x)
+    return jnp.divide(total, divisor(total, np.float32(x.shape[-1])))
 
 
 @program
@@ -90,7 +91,8 @@ def _largest_place(low: jax.Array, high: jax.Array, holds: Any) -> jax.Array:
         there = holds(middle)
         return jnp.where(there, middle, below), jnp.where(there, above, middle - 1)
 
-    return lax.fori_loop(0, 32, halved, (low, high))[0]
+    found: jax.Array = lax.fori_loop(0, 32, halved, (low, high))[0]
+    return found
 
 
 @program
@@ -136,7 +138,8 @@ def add_along(x: jax.Array, indices: jax.Array, values: jax.Array) -> jax.Array:
     """Each row its own columns. JAX counts negative indices from the end, so those outside go behind it, where they are dropped."""
     n = x.shape[1]
     columns = jnp.where((indices >= 0) & (indices < n), indices, n)
-    return jax.vmap(lambda row, at, added: row.at[at].add(added, mode="drop"))(x, columns, values)
+    made: jax.Array = jax.vmap(lambda row, at, added: row.at[at].add(added, mode="drop"))(x, columns, values)
+    return made
 
 
 # -- products and what lies between them -------------------------------------------------------------------------------------
@@ -190,7 +193,8 @@ class _Chain:
 
     @staticmethod
     def astype(x: jax.Array, dtype: str) -> jax.Array:
-        return converted(x, dtype=dtype)
+        made: jax.Array = converted(x, dtype=dtype)
+        return made
 
 
 _CHAIN: Final[Any] = _Chain()
@@ -206,5 +210,5 @@ def gumbel(keys: jax.Array, blocks: jax.Array) -> jax.Array:
 @program
 def penalise(x: jax.Array, seen: jax.Array, bits: jax.Array, penalty: jax.Array) -> jax.Array:
     """Repetition penalty."""
-    made: jax.Array = draws.penalise(_CHAIN, x, seen, bits, penalty)
+    made: jax.Array = draws.penalise(_CHAIN, x, seen, bits, divisor(x, penalty))
     return made

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.backends.tpu.arrays import DeviceArray
 from forebay.specs import InvalidInput
-from forebay.specs.dtypes import HostArray
+from forebay.specs.dtypes import Array, HostArray
 from tests.backends_tpu.device import Device
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 1.2e-2, "float16": 2e-3}
@@ -32,7 +31,8 @@ Op = Callable[[Any, dict[str, Any]], Any]
 
 
 def silu(x: HostArray) -> HostArray:
-    return x / (1 + np.exp(-x))
+    made: HostArray = x / (1 + np.exp(-x))
+    return made
 
 
 FLOAT_OPS: dict[str, tuple[Op, Op]] = {
@@ -149,7 +149,7 @@ SLICES: dict[str, Any] = {
 }
 
 
-def on(device: Device, dtype: str) -> tuple[dict[str, DeviceArray], dict[str, HostArray]]:
+def on(device: Device, dtype: str) -> tuple[dict[str, Array], dict[str, HostArray]]:
     """The inputs on the device in a dtype, and in numpy as they were rounded."""
     made = {name: device.put(x, None if x.dtype == np.int32 else dtype) for name, x in HOST.items()}
     return made, {n: x if x.dtype == np.int32 else device.host(made[n]).astype(np.float64) for n, x in HOST.items()}
@@ -207,7 +207,7 @@ def test_bfloat16_rounds_after_each_operation_in_a_program_too(device: Device) -
         device.put(np.ones(200), "bfloat16"),
     )
 
-    def chain(a: DeviceArray, weight: DeviceArray) -> list[DeviceArray]:
+    def chain(a: Array, weight: Array) -> list[Array]:
         return [((a * 1.01 + 100.0) - 100.0) / 3.0, xp.silu(a * a) - a, xp.rms_norm(a + 1, weight, 1e-5) * a]
 
     for alone, replayed in zip(chain(x, w), device.replayed(chain, x, w), strict=True):
