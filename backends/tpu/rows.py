@@ -17,7 +17,7 @@ from jax import lax
 
 from forebay.specs import draws
 
-from .elementwise import clipped, converted, divisor, program, rounded, widened
+from .elementwise import clipped, converted, divisor, program, rounded, settled, widened
 
 _FOLD: Final = 8
 _MAGNITUDE: Final = 2**31 - 1
@@ -31,6 +31,7 @@ def _tree_sum(x: jax.Array) -> jax.Array:
     n = x.shape[-1]
     if n == 0:
         return jnp.zeros((*x.shape[:-1], 1), x.dtype)
+    x = settled(x)
     while n > 1:
         part = -(-n // _FOLD)
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, part * _FOLD - n)])
