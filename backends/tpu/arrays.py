@@ -227,7 +227,7 @@ class DeviceArray:
         return str(self.value.dtype.name)
 
     def __jax_array__(self) -> jax.Array:
-        """For JAX's own functions, to which an array may be handed where :meth:`TraceScope.unwrap` lets it."""
+        """For ``jnp.asarray``, where :meth:`TraceScope.unwrap` lets it; other functions of JAX refuse what is no array of theirs."""
         return self.scope.unwrap("a JAX function", self)
 
     def __getitem__(self, index: Any) -> DeviceArray:
@@ -275,9 +275,12 @@ class DeviceArray:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> DeviceArray:
         """``np.float32(2) * x`` arrives here; of numpy's own functions nothing else has a meaning on the device."""
+        operator = _BY_UFUNC.get(ufunc.__name__, "")
+        if operator in _COMPARISONS:  # numpy hands on the scalar of a comparison as an array of no axes
+            inputs = tuple(x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs)
         numbers = all(isinstance(x, DeviceArray | np.generic) for x in inputs)
-        if method == "__call__" and not options and len(inputs) == 2 and numbers and ufunc.__name__ in _BY_UFUNC:
-            return self.scope.binary(_BY_UFUNC[ufunc.__name__], inputs[0], inputs[1])
+        if operator and method == "__call__" and not options and len(inputs) == 2 and numbers:
+            return self.scope.binary(operator, inputs[0], inputs[1])
         with_host = any(isinstance(x, np.ndarray) for x in inputs)
         act = "a numpy array (a host array) among device arrays" if with_host else "a host read of a device value"
         return self.scope.refuse(f"{act} by numpy.{ufunc.__name__}")

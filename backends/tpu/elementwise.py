@@ -32,7 +32,7 @@ _BINARY: Final[Mapping[str, Program]] = MappingProxyType(
         "add": jnp.add,
         "sub": jnp.subtract,
         "mul": jnp.multiply,
-        "truediv": jnp.true_divide,
+        "truediv": lambda a, b: a / divisor(a, b),
         "floordiv": jnp.floor_divide,
         "mod": jnp.remainder,
         "lshift": jnp.left_shift,
@@ -69,6 +69,23 @@ def rounded(x: jax.Array, dtype: str) -> jax.Array:
     if dtype == "bfloat16" and x.dtype == jnp.float32:
         x = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return x.astype(JAX_DTYPE[dtype])
+
+
+def settled(x: jax.Array) -> jax.Array:
+    """``x``, by a choice that changes nothing: what made it and what is done with it are not rounded as one.
+
+    XLA for CPUs puts a product and an addition of one program into a multiply-add, in some shapes only, so that a row's bits would
+    depend on its batch.
+    """
+    return jnp.where(x == x, x, jnp.nan)
+
+
+def divisor(a: jax.Array, b: Any) -> jax.Array:
+    """``b`` as what ``a`` is divided by, in their common shape and bound to ``a`` by a choice that changes no result.
+
+    XLA turns a division by a number or a broadcast array into a product with its reciprocal, which rounds twice.
+    """
+    return jnp.where(a == a, b, a)
 
 
 # -- operators -------------------------------------------------------------------------------------------------------------
@@ -175,7 +192,7 @@ _UNARY: Final[Mapping[str, Program]] = MappingProxyType(
 @partial(program, static_argnames="name")
 def unary(x: jax.Array, *, name: str) -> jax.Array:
     """A function of each element."""
-    return rounded(_UNARY[name](widened(x)), x.dtype.name)
+    return rounded(_UNARY[name](settled(widened(x))), x.dtype.name)
 
 
 @program

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from forebay.specs import draws
 
-from .elementwise import clipped, converted, program, rounded, widened
+from .elementwise import clipped, converted, divisor, program, rounded, settled, widened
 
 _FOLD: Final = 8
 _MAGNITUDE: Final = 2**31 - 1
@@ -30,6 +31,7 @@ def _tree_sum(x: jax.Array) -> jax.Array:
     n = x.shape[-1]
     if n == 0:
         return jnp.zeros((*x.shape[:-1], 1), x.dtype)
+    x = settled(x)
     while n > 1:
         part = -(-n // _FOLD)
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, part * _FOLD - n)])
@@ -41,7 +43,8 @@ def _tree_sum(x: jax.Array) -> jax.Array:
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    return _tree_sum(x) / jnp.float32(x.shape[-1])
+    total = _tree_sum(x)
+    return jnp.divide(total, divisor(total, np.float32(x.shape[-1])))
 
 
 @program
@@ -89,7 +92,8 @@ def _largest_place(low: jax.Array, high: jax.Array, holds: Any) -> jax.Array:
         there = holds(middle)
         return jnp.where(there, middle, below), jnp.where(there, above, middle - 1)
 
-    return lax.fori_loop(0, 32, halved, (low, high))[0]
+    found: jax.Array = lax.fori_loop(0, 32, halved, (low, high))[0]
+    return found
 
 
 @program
@@ -135,7 +139,8 @@ def add_along(x: jax.Array, indices: jax.Array, values: jax.Array) -> jax.Array:
     """Each row its own columns. JAX counts negative indices from the end, so those outside go behind it, where they are dropped."""
     n = x.shape[1]
     columns = jnp.where((indices >= 0) & (indices < n), indices, n)
-    return jax.vmap(lambda row, at, added: row.at[at].add(added, mode="drop"))(x, columns, values)
+    made: jax.Array = jax.vmap(lambda row, at, added: row.at[at].add(added, mode="drop"))(x, columns, values)
+    return made
 
 
 # -- products and what lies between them -------------------------------------------------------------------------------------
@@ -189,7 +194,8 @@ class _Chain:
 
     @staticmethod
     def astype(x: jax.Array, dtype: str) -> jax.Array:
-        return converted(x, dtype=dtype)
+        made: jax.Array = converted(x, dtype=dtype)
+        return made
 
 
 _CHAIN: Final[Any] = _Chain()
@@ -205,5 +211,5 @@ def gumbel(keys: jax.Array, blocks: jax.Array) -> jax.Array:
 @program
 def penalise(x: jax.Array, seen: jax.Array, bits: jax.Array, penalty: jax.Array) -> jax.Array:
     """Repetition penalty."""
-    made: jax.Array = draws.penalise(_CHAIN, x, seen, bits, penalty)
+    made: jax.Array = draws.penalise(_CHAIN, x, seen, bits, divisor(x, penalty))
     return made
