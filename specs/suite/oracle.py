@@ -22,6 +22,9 @@ def rows_at(layout: str, arrays: list[Array], g: KVGeometry, block: Array, offse
     if layout == "PACKED":
         both = arrays[0][block, offset]
         return both[..., : g.head_dim], both[..., g.head_dim :]
+    if layout == "FUSED":
+        lanes = arrays[0][block, :, offset]
+        return lanes[..., : g.head_dim], lanes[..., g.head_dim : 2 * g.head_dim]
     if layout == "LATENT":
         entry = arrays[0][block, offset]
         return entry, entry[..., : g.value_dim]
