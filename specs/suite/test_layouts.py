@@ -129,8 +129,8 @@ def test_lanes_beside_fused_rows_change_with_their_row_only(backend: Backend, ac
         elif act == "copy":
             pool.copy(WriteLoc.slots(source, physical=True), WriteLoc.slots(target, physical=True))
         else:
-            views = (as_stored(attention.nearest(x, dtype)[None], dtype) for x in rows)
-            stage(backend, *views, pool, [0], [3], 3)
+            k_view, v_view = (as_stored(attention.nearest(x, dtype)[None], dtype) for x in rows)
+            stage(backend, k_view, v_view, pool, [0], [3], 3)
         (after,) = oracle.stored(backend, pool, 0)
         wanted = [attention.nearest(x, dtype) for x in (k, v)]
         found = oracle.rows_at("FUSED", [after], g, block, offset)
