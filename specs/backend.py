@@ -65,8 +65,8 @@ class Backend(BackendMemory):
     def wrap_pool(self, arrays: Any, *, layout: str, geometry: KVGeometry) -> Pool:
         """A pool over foreign strided memory (capability ``addressable``): no sink, same clauses, nothing is copied.
 
-        ``arrays`` is one array (KV2, PACKED, LATENT) or a pair (NHD, HND) for one layer, a list of these for several; numpy (bfloat16
-        as uint16 bit patterns) or the backend's own arrays. The memory must outlive the pool.
+        ``arrays`` is one array (KV2, PACKED, FUSED, LATENT) or a pair (NHD, HND) for one layer, a list of these for several; numpy
+        (bfloat16 as uint16 bit patterns) or the backend's own arrays. The memory must outlive the pool.
 
         Raises:
             Unsupported: the backend does not take foreign memory.

@@ -12,9 +12,11 @@ from typing import Final, Literal, Protocol, get_args
 from .dtypes import FLOAT_DTYPES, ITEMSIZE, Array
 from .errors import InvalidLayout
 
-Layout = Literal["NHD", "HND", "KV2", "PACKED", "TOKEN_MAJOR", "LATENT", "FUSED"]
+Layout = Literal["NHD", "HND", "KV2", "PACKED", "FUSED", "TOKEN_MAJOR", "LATENT"]
 LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 INT32_MAX: Final = 2**31 - 1
+FUSED_LANES: Final = 128
+"""The fewest lanes of FUSED's last axis: a TPU tiles it by 128, and memory whose last axis is narrower is copied for each kernel."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class KVGeometry:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of K and V of one layer where both are stored."""
+        """Bytes of K and V of one layer where both are stored, without the lanes of FUSED that are neither."""
         return self.num_slots * self.num_kv_heads * (self.key_dim + self.value_dim) * ITEMSIZE[self.dtype]
 
     def check_query_heads(self, num_query_heads: int, where: str) -> int:
@@ -93,8 +95,16 @@ class KVGeometry:
         return num_query_heads // self.num_kv_heads
 
 
+def fused_lanes(head_dim: int) -> int:
+    """L, the last axis of FUSED: K and V side by side, and lanes of nobody up to :data:`FUSED_LANES` where these are fewer."""
+    return max(2 * head_dim, FUSED_LANES)
+
+
 def storage_shapes(layout: str, geometry: KVGeometry) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the arrays that hold one layer: ``(k, v)`` for NHD and HND, one array for KV2, PACKED and LATENT.
+    """Shapes of the arrays that hold one layer: ``(k, v)`` for NHD and HND, one array for KV2, PACKED, FUSED and LATENT.
+
+    FUSED is ``[NB, Hkv, BS, L]``, L by :func:`fused_lanes`: K in lanes 0 to D - 1 and V in lanes D to 2D - 1, heads before tokens.
+    Lanes from 2D on belong to nobody.
 
     Raises:
         InvalidLayout: the layout is unknown, or the geometry does not fit it.
@@ -117,12 +127,12 @@ def storage_shapes(layout: str, geometry: KVGeometry) -> tuple[tuple[int, ...], 
         return ((g.num_blocks, g.block_size, g.num_kv_heads, g.head_dim),) * 2
     if layout == "HND":
         return ((g.num_blocks, g.num_kv_heads, g.block_size, g.head_dim),) * 2
-    if layout == "FUSED":
-        return ((g.num_blocks, g.num_kv_heads, g.block_size, max(2 * g.head_dim, 128)),)
     if layout == "KV2":
         return ((g.num_blocks, 2, g.block_size, g.num_kv_heads, g.head_dim),)
     if layout == "PACKED":
         return ((g.num_blocks, g.block_size, g.num_kv_heads, 2 * g.head_dim),)
+    if layout == "FUSED":
+        return ((g.num_blocks, g.num_kv_heads, g.block_size, fused_lanes(g.head_dim)),)
     raise InvalidLayout("layout TOKEN_MAJOR belongs to the unified pool (clause L8), which this version does not have")
 
 
@@ -139,6 +149,9 @@ def kv_views(layout: str, storage: tuple[Array, ...], geometry: KVGeometry) -> t
         return storage[0][:, 0], storage[0][:, 1]
     if layout == "PACKED":
         return storage[0][..., : geometry.head_dim], storage[0][..., geometry.head_dim :]
+    if layout == "FUSED":
+        rows, dim = storage[0].swapaxes(1, 2), geometry.head_dim
+        return rows[..., :dim], rows[..., dim : 2 * dim]
     if layout == "LATENT":
         return storage[0], storage[0][..., : geometry.value_dim]
     raise InvalidLayout(f"layout {layout}: no views")

@@ -64,7 +64,9 @@ class CpuDriver(Driver):
         self._xp = KernelNamespace(self._calls, self._threads)
         self._views: WeakKeyDictionary[Pool, dict[int, Views]] = WeakKeyDictionary()
         self.capabilities = Capabilities(
-            layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16"), addressable=True
+            layouts=("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT"),
+            kv_dtypes=("float32", "bfloat16"),
+            addressable=True,
         )
         self.info = {
             "device": "cpu",

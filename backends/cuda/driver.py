@@ -32,7 +32,7 @@ from .namespace import CudaNamespace
 from .platform import Graph, Platform
 from .transfers import Counts, Readback, StagingRing
 
-LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
+LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -29,7 +29,7 @@ from .namespace import SimNamespace
 from .queue import Launch, Poisoning, Queue, Readback, Upload
 from .record import Program, Record, SimTrace, check_warm, program_of
 
-LAYOUTS: Final = ("NHD", "HND", "KV2", "PACKED", "LATENT")
+LAYOUTS: Final = ("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT")
 
 
 class SimDriver(Driver):

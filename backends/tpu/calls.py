@@ -6,9 +6,10 @@ traced it becomes part of the step.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import jax
@@ -204,11 +205,8 @@ def set_rows(whole: jax.Array, part: jax.Array, row: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(whole, part, start)
 
 
-def blank(*, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Zeros."""
-    return jnp.zeros(shape, dtype)
-
-
+KEPT: Final = 192
+"""Executables."""
 _DONATED: Final = {write: (0, 1), read: (1,), copy: (0, 1), stage: (0,), attend: (1,), set_rows: (0,)}
 """The positions of arguments whose memory a function takes over."""
 
@@ -216,16 +214,40 @@ _DONATED: Final = {write: (0, 1), read: (1,), copy: (0, 1), stage: (0,), attend:
 class Compiled:
     """The functions of this module, compiled with a device's options.
 
+    The executables used last are kept, and no more of them: on the host each takes about a hundred mappings of memory, of which a
+    process has 65,530.
+
     Args:
-        options: of XLA, as ``jax.jit`` takes them.
+        options: of XLA, as ``jax.stages.Lowered.compile`` takes them.
     """
 
     def __init__(self, options: dict[str, Any] | None) -> None:
         self._options = options
+        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
-    @cache  # noqa: B019  (lives as long as its driver)
-    def __call__(self, function: Callable[..., Any], **sizes: Any) -> Callable[..., Any]:
-        """``function`` with its sizes given."""
-        return jax.jit(
-            partial(function, **sizes), donate_argnums=_DONATED.get(function, ()), compiler_options=self._options
-        )
+    def traced(self, function: Callable[..., Any], **sizes: Any) -> Callable[..., Any]:
+        """``function`` with its sizes given, for the inside of a trace."""
+        return _jitted(function, tuple(sizes.items()))
+
+    def __call__(self, function: Callable[..., Any], *arrays: Any, **sizes: Any) -> Any:
+        """Ask for ``function`` with its sizes given, on arrays or tuples of arrays."""
+        leaves, tree = jax.tree.flatten(arrays)
+        given = tuple(sizes.items())
+        key = (function, given, tree, *((x.shape, x.dtype) for x in leaves))
+        executable = self._kept.get(key)
+        if executable is None:
+            executable = _jitted(function, given).lower(*arrays).compile(compiler_options=self._options)
+            self._kept[key] = executable
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return executable(*arrays)
+
+    def clear(self) -> None:
+        """Forget every executable."""
+        self._kept.clear()
+
+
+@lru_cache(maxsize=4 * KEPT)
+def _jitted(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(partial(function, **dict(sizes)), donate_argnums=_DONATED.get(function, ()), keep_unused=True)

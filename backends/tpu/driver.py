@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat
@@ -120,9 +122,7 @@ class TpuDriver(Driver):
             MemoryError: there is not that much.
         """
         try:
-            with jax.default_device(self._device):
-                made: jax.Array = self._compiled(calls.blank, shape=shape, dtype=dtype)()
-                return jax.device_put(made, self._device).block_until_ready()
+            return jnp.zeros(shape, dtype, device=self._device).block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if EXHAUSTED not in str(error):
                 raise
@@ -171,7 +171,7 @@ class TpuDriver(Driver):
         if row is None:
             buffer.handle = part
         elif len(bits):
-            buffer.handle = self._compiled(calls.set_rows)(buffer.handle, part, self._number(row))
+            buffer.handle = self._compiled(calls.set_rows, buffer.handle, part, self._number(row))
 
     def _number(self, n: int) -> jax.Array:
         return jax.device_put(np.int32(n), self._device)
@@ -228,6 +228,7 @@ class TpuDriver(Driver):
         """Forget programs."""
         self._by_segment.clear()
         self._programs.clear()
+        self._compiled.clear()
 
     # -- operations ------------------------------------------------------------------------------------------------------
     def _count(self, kernel: str) -> None:
@@ -241,8 +242,7 @@ class TpuDriver(Driver):
     def _blank(self, buffer: Buffer) -> jax.Array:
         if self._programs.cells is None:
             return self.allocate(buffer.shape, buffer.dtype)
-        made: jax.Array = self._compiled(calls.blank, shape=buffer.shape, dtype=buffer.dtype)()
-        return made
+        return jnp.zeros(buffer.shape, buffer.dtype)
 
     def write_kv(self, pool: Pool, layer: int, loc: WriteLoc, k: DeviceArray, v: DeviceArray | None) -> None:
         """A scatter into the donated pages."""
@@ -278,7 +278,9 @@ class TpuDriver(Driver):
 
     def _door(self, kernel: str, function: Callable[..., Any], **sizes: Any) -> Callable[..., Any]:
         self._count(kernel)
-        return self._compiled(function, **sizes)
+        if self._programs.cells is None:
+            return partial(self._compiled, function, **sizes)
+        return self._compiled.traced(function, **sizes)
 
     def _where(self, act: str, loc: WriteLoc) -> tuple[tuple[jax.Array, ...], calls.Where]:
         if loc.ids is not None:

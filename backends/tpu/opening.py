@@ -11,7 +11,12 @@ from forebay.specs.errors import BackendUnavailable, InvalidInput
 
 from .driver import TpuDriver, Way
 
-QUICK: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK: Final = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 """Of XLA on the host, where kernels are interpreted: compiling takes longer than running."""
 
 

@@ -1,14 +1,13 @@
 """Segments as compiled programs: what Buffers hold becomes donated inputs and outputs, and a trace is an executable (clauses C1 to C3).
 
 A Segment is traced once for its Python and its violations; which Buffers it changes is known then. Those are donated, so their memory
-is reused and a pool is never copied; the others are read. Programs of one text share one executable.
+is reused and a pool is never copied; the others are read. Programs of the same operations share one executable.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,9 +21,10 @@ from forebay.specs.errors import CaptureViolation
 from forebay.specs.segment import Buffer, Step
 
 from .arrays import TraceScope
+from .likeness import likeness
 
 KEPT: Final = 128
-"""Executables that are kept for Segments of the same text to come."""
+"""Executables that are kept for Segments of the same operations to come."""
 _HOST_READS: Final = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -119,7 +119,7 @@ class Programs:
         self._scope = scope
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._options = options
-        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.cells: dict[Buffer, jax.Array] | None = None
         self.kernels: Counter[str] = Counter()
 
@@ -187,14 +187,15 @@ class Programs:
             found = flat(*(next(given) if wanted else None for wanted in traced.read))
             return tuple(found[:outputs]), tuple(found[outputs:])
 
-        lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*(self._struct(buffer) for buffer in traced.inputs))
-        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-        if text not in self._kept:
-            self._kept[text] = lowered.compile(compiler_options=self._options)
-        self._kept.move_to_end(text)
+        key = (donated, traced.read, outputs, likeness(traced.jaxpr))
+        if key not in self._kept:
+            structs = [self._struct(buffer) for buffer in traced.inputs]
+            lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*structs)
+            self._kept[key] = lowered.compile(compiler_options=self._options)
+        self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return Program(self._kept[text], traced.inputs, traced.outputs, traced.emits, traced.kernels)
+        return Program(self._kept[key], traced.inputs, traced.outputs, traced.emits, traced.kernels)
 
     def clear(self) -> None:
         """Forget every executable."""

@@ -18,7 +18,7 @@ from forebay.specs.geometry import storage_shapes
 from forebay.specs.suite import attention, oracle
 from forebay.specs.suite.attention import Array
 
-LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "LATENT")
+LAYOUTS = ("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 EACH_KV_DTYPE = ("float32", "bfloat16", pytest.param("float16", marks=pytest.mark.beyond_core))
 """The same as parameters of a test."""

@@ -23,8 +23,8 @@ def rows_at(layout: str, arrays: list[Array], g: KVGeometry, block: Array, offse
         both = arrays[0][block, offset]
         return both[..., : g.head_dim], both[..., g.head_dim :]
     if layout == "FUSED":
-        both = arrays[0][block, :, offset]
-        return both[..., : g.head_dim], both[..., g.head_dim : 2 * g.head_dim]
+        lanes = arrays[0][block, :, offset]
+        return lanes[..., : g.head_dim], lanes[..., g.head_dim : 2 * g.head_dim]
     if layout == "LATENT":
         entry = arrays[0][block, offset]
         return entry, entry[..., : g.value_dim]

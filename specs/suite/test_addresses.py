@@ -56,7 +56,7 @@ def sweep(backend: Backend, pool: Pool, arrays: list[Array], ids: list[int], tok
 @pytest.mark.clause("L1")
 @pytest.mark.smoke("L1")
 @pytest.mark.case("B01")
-@pytest.mark.parametrize("layout", ["KV2", "PACKED", "NHD"])
+@pytest.mark.parametrize("layout", ["KV2", "PACKED", "FUSED", "NHD"])
 def test_block_offsets_beyond_two_to_the_31_elements(backend: Backend, layout: str) -> None:
     """K and V packed, so half the expected number of blocks reaches the limit: block stride 16384, 131074 blocks."""
     g = KVGeometry(131074, 32, 4, 64, dtype="bfloat16")

@@ -18,6 +18,7 @@ from forebay.specs.suite.kv import (
     HEAD_DIM,
     LAYOUTS,
     Sizes,
+    as_stored,
     decode_bits,
     geometry,
     int32,
@@ -31,6 +32,8 @@ from forebay.specs.suite.kv import (
     slot,
     storage,
 )
+from forebay.specs.suite.scenes import scene
+from forebay.specs.suite.staging import stage
 
 
 @pytest.mark.clause("L1", "L2", "W6")
@@ -85,6 +88,56 @@ def test_every_layout_answers_alike(backend: Backend, dtype: str) -> None:
     for alike in answers.values():
         for answer in alike[1:]:
             same_bits(answer, alike[0])
+
+
+@pytest.mark.clause("L2", "L3")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
+def test_lanes_beside_fused_rows_decide_nothing(backend: Backend, dtype: str) -> None:
+    """Rows of 2 * 40 of 128 lanes answer as the oracle says, with the same bits whatever the other lanes hold."""
+    with scene(backend, (21, 0, 5), layout="FUSED", head_dim=40, dtype=dtype) as s:
+        (buffer,) = s.pool.storage(0)
+        answers = []
+        for spare in (np.nan, np.inf, 0, 3):
+            held = backend.fetch(buffer)
+            assert held.shape == (s.pool.geometry.num_blocks, s.pool.geometry.num_kv_heads, BLOCK_SIZE, 128)
+            held[..., 80:] = spare
+            backend.upload(buffer, held)
+            rows = WriteLoc.slots(s.pool.first_block * BLOCK_SIZE + np.arange(s.pool.capacity), physical=True)
+            read = [backend.to_host(x) for x in s.pool.read(0, rows)]
+            answers.append([*s.check(), *s.check(path="gather"), *read])
+        for answer in answers[1:]:
+            same_arrays(answer, answers[0])
+
+
+@pytest.mark.clause("L2", "L3")
+@pytest.mark.beyond_core
+@pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
+@pytest.mark.parametrize("act", ["write", "copy", "stage"])
+def test_lanes_beside_fused_rows_change_with_their_row_only(backend: Backend, act: str, dtype: str) -> None:
+    """Three tokens of the third block and no lane of any other, K and V and those of nobody alike."""
+    g = geometry("FUSED", head_dim=40, dtype=dtype)
+    rows = np.random.default_rng(0).standard_normal((2, BLOCK_SIZE, 2, 40)).astype(np.float32)
+    k, v = rows[:, :3]
+    block, offset = np.full(3, 3), np.arange(3)
+    with new_pool(backend, g, "FUSED") as pool:
+        source, target = BLOCK_SIZE + offset, block * BLOCK_SIZE + offset
+        put(backend, pool, source, k, v)
+        (before,) = oracle.stored(backend, pool, 0)
+        if act == "write":
+            put(backend, pool, target, k, v)
+        elif act == "copy":
+            pool.copy(WriteLoc.slots(source, physical=True), WriteLoc.slots(target, physical=True))
+        else:
+            k_view, v_view = (as_stored(attention.nearest(x, dtype)[None], dtype) for x in rows)
+            stage(backend, k_view, v_view, pool, [0], [3], 3)
+        (after,) = oracle.stored(backend, pool, 0)
+        wanted = [attention.nearest(x, dtype) for x in (k, v)]
+        found = oracle.rows_at("FUSED", [after], g, block, offset)
+        same_arrays([np.ascontiguousarray(x, np.float32) for x in found], wanted)
+        others = np.ones(after.shape[:3], bool)
+        others[block, :, offset] = False
+        same_bits(after[others], before[others])
 
 
 @pytest.mark.clause("L7")

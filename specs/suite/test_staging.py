@@ -52,7 +52,7 @@ def content(b: Backend, pool: Pool, block: int, tokens: int, layer: int = 0) -> 
 
 @pytest.mark.clause("S1", "S2")
 @pytest.mark.parametrize("dtype", EACH_KV_DTYPE)
-@pytest.mark.parametrize("target", ["shadow", "NHD", "HND", "KV2", "PACKED"])
+@pytest.mark.parametrize("target", ["shadow", "NHD", "HND", "KV2", "PACKED", "FUSED"])
 @given(data=st.data())
 def test_any_view_is_staged_bit_for_bit(backend: Backend, target: str, dtype: str, data: st.DataObject) -> None:
     """Sliced, transposed, unbound views; any blocks in any order; a partial last block; nothing else changes."""

@@ -252,6 +252,7 @@ SOUND = np.zeros((4, 4, 2, 8), np.float32)
         ((SOUND, SOUND.copy().swapaxes(1, 2)), "NHD", r"layout NHD expects \[4, 4, 2, 8\]"),
         ((SOUND, SOUND), "HND", r"layout HND expects \[4, 2, 4, 8\]"),
         (SOUND, "NHD", "takes a list of 1 .*, 2 array"),
+        (SOUND.copy().swapaxes(1, 2), "FUSED", r"got shape \[4, 2, 4, 8\], layout FUSED expects \[4, 2, 4, 128\]"),
         ((SOUND, SOUND), "KV2", "takes a list of 1 .*, 1 array"),
         ([(SOUND, SOUND), (SOUND, SOUND)], "NHD", "got 2 layers"),
         ((SOUND, SOUND.astype(np.float64)), "NHD", "got numpy float64, a float32 pool takes float32"),

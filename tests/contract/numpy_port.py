@@ -21,7 +21,7 @@ class NumpyPort(Driver):
         self.device = Device()
         self.arrays = SampleNamespace(self.device)
         base = Capabilities(
-            layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"), kv_dtypes=("float32", "bfloat16", "float16")
+            layouts=("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT"), kv_dtypes=("float32", "bfloat16", "float16")
         )
         self.capabilities = replace(base, capture=False, **limits)
         self.info = {"device": "numpy"}

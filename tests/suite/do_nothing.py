@@ -19,7 +19,7 @@ from tests.sample_backend.src.forebay_sample.arrays import Compute, Device, Samp
 from tests.sample_backend.src.forebay_sample.namespace import SampleNamespace
 
 EVERYTHING = Capabilities(
-    layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"),
+    layouts=("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT"),
     kv_dtypes=("float32", "bfloat16", "float16"),
     addressable=True,
     deferred=True,

@@ -40,7 +40,7 @@ class SampleDriver(Driver):
         self._device = Device()
         self._xp = SampleNamespace(self._device)
         self.capabilities = Capabilities(
-            layouts=("NHD", "HND", "KV2", "PACKED", "LATENT"),
+            layouts=("NHD", "HND", "KV2", "PACKED", "FUSED", "LATENT"),
             kv_dtypes=("float32", "bfloat16", "float16"),
             addressable=True,
         )
