@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat
+from forebay.kernels.pallas.paged_decode import NO_WINDOW
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver
@@ -307,15 +308,18 @@ class TpuDriver(Driver):
             calls.attend,
             store=_store(pool),
             table_len=call.table_len,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
             path=call.path,
             by=self._way.by,
             interpret=self._way.interpret,
         )
         out, lse, invalid = attend(
-            self._held(pool.storage(call.layer)[0]), self._held(pool.invalid_buffer), *arrays, sinks
+            self._held(pool.storage(call.layer)[0]),
+            self._held(pool.invalid_buffer),
+            *arrays,
+            sinks,
+            np.float32(call.scale),
+            np.int32(NO_WINDOW if call.window is None else call.window),
+            None if call.softcap is None else np.float32(call.softcap),
         )
         self._hold(pool.invalid_buffer, invalid)
         return self._scope.wrap(out), self._scope.wrap(lse) if call.return_lse else None

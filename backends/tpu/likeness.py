@@ -53,7 +53,7 @@ def likeness(traced: ClosedJaxpr) -> Hashable:
 
 def _parameter(value: Any) -> Hashable:
     if type(value) in _PLAIN:
-        return (type(value).__name__, value)
+        return (type(value).__name__, repr(value) if type(value) is float else value)  # 0.0 equals -0.0
     if type(value) is tuple:
         return tuple(_parameter(part) for part in value)
     if type(value).__hash__ is not None and type(value).__eq__ is not object.__eq__ and not isinstance(value, ClosedJaxpr):

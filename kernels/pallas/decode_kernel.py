@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .pages import LANES
-from .softmax import Softmax, absorb, begin, finish, ranges
+from .softmax import Numbers, Softmax, absorb, begin, finish, ranges
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Walk:
         query_len: T.
         table_len: columns of the table, which is flat.
         first_block, num_blocks: the range of ids that are blocks.
-        window: W, or None.
         with_sinks: whether there are sinks.
     """
 
@@ -47,7 +46,6 @@ class Walk:
     table_len: int
     first_block: int
     num_blocks: int
-    window: int | None
     with_sinks: bool
 
     @property
@@ -76,93 +74,95 @@ def kernel(walk: Walk) -> Callable[..., None]:
     def first_query(program: jax.Array) -> jax.Array:
         return lax.rem(program, jnp.int32(walk.blocks_of_queries)) * softmax.queries
 
-    def span(visible_ref: Any, program: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def span(visible_ref: Any, window: jax.Array, program: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First key and end of the keys that a query of the program sees and the table has."""
         visible = visible_ref[row_of(program)]
         first = first_query(program)
         last = jnp.minimum(first + softmax.queries, walk.query_len) - 1
         high = jnp.minimum(jnp.maximum(visible - (walk.query_len - 1 - last), 0), walk.most)
-        low = jnp.int32(0)
-        if walk.window is not None:
-            low = jnp.maximum(jnp.maximum(visible - (walk.query_len - 1 - first), 0) - walk.window, 0)
+        low = jnp.maximum(jnp.maximum(visible - (walk.query_len - 1 - first), 0) - window, 0)
         return jnp.minimum(low, high), high
 
-    def chunks(visible_ref: Any, program: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def chunks(visible_ref: Any, window: jax.Array, program: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The first chunk of a program, and how many it has: at least one, which may be empty."""
-        low, high = span(visible_ref, program)
+        low, high = span(visible_ref, window, program)
         first = quotient(low, walk.chunk_tokens)
         return first, jnp.maximum(quotient(high + (walk.chunk_tokens - 1), walk.chunk_tokens) - first, 1)
 
     def body(*refs: Any) -> None:
-        visible_ref, table_ref, q_ref, *rest = refs
+        visible_ref, table_ref, window_ref, numbers_ref, q_ref, *rest = refs
+        window = window_ref[0]
         sinks_ref = rest.pop(0) if walk.with_sinks else None
         pages_ref, out_ref, lse_ref, buffers, arrived, half_ref, peak_ref, total_ref, summed_ref = rest
         program, programs = pl.program_id(0), pl.num_programs(0)
 
-        def each_page(of: jax.Array, chunk: jax.Array, half: jax.Array, held: Any, missing: Any = None) -> None:
-            """``held(copy)`` for each page of a chunk that is a block, ``missing(place)`` for those that are seen and none."""
-            low, high = span(visible_ref, of)
-            row = row_of(of)
+        def page_of(of: jax.Array, chunk: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            """Page j of a chunk: whether a query sees it, whether it is a block, and its id."""
+            low, high = span(visible_ref, window, of)
+            column = chunk * walk.chunk_pages + j
+            seen = (column * walk.block_size < high) & ((column + 1) * walk.block_size > low)
+            page = table_ref[row_of(of) * walk.table_len + jnp.where(seen, column, 0)]
+            return seen, seen & (page >= walk.first_block) & (page < walk.num_blocks), page
 
-            def one(j: jax.Array, _: None) -> None:
-                column = chunk * walk.chunk_pages + j
-                seen = (column * walk.block_size < high) & ((column + 1) * walk.block_size > low)
-                page = table_ref[row * walk.table_len + jnp.where(seen, column, 0)]
-                block = (page >= walk.first_block) & (page < walk.num_blocks)
-                place = buffers.at[half, :, pl.ds(pl.multiple_of(j * walk.block_size, walk.block_size), walk.block_size)]
+        def copy_of(page: jax.Array, half: jax.Array, j: jax.Array) -> Any:
+            return pltpu.make_async_copy(pages_ref.at[page], place_of(half, j), arrived.at[half])
 
-                @pl.when(seen & block)
-                def _() -> None:
-                    held(pltpu.make_async_copy(pages_ref.at[page], place, arrived.at[half]))
+        def place_of(half: jax.Array, j: jax.Array) -> Any:
+            first_token = pl.multiple_of(j * walk.block_size, walk.block_size)
+            return buffers.at[half, :, pl.ds(first_token, walk.block_size)]
 
-                if missing is not None:
-
-                    @pl.when(seen & ~block)
-                    def _() -> None:
-                        missing(place)
-
-            lax.fori_loop(0, walk.chunk_pages, one, None)
-
-        def fetch(of: jax.Array, chunk: jax.Array, half: jax.Array) -> None:
-            each_page(of, chunk, half, lambda copy: copy.start())
-
-        def clear(place: Any) -> None:
-            place[...] = jnp.zeros(place.shape, place.dtype)
-
-        @pl.when(program == 0)
-        def _() -> None:
-            half_ref[0] = 0
-            fetch(program, chunks(visible_ref, program)[0], jnp.int32(0))
-
-        first, count = chunks(visible_ref, program)
+        first, count = chunks(visible_ref, window, program)
         visible = visible_ref[row_of(program)]
-        start, end = ranges(visible, first_query(program), softmax=softmax, query_len=walk.query_len, window=walk.window)
+        start, end = ranges(visible, first_query(program), softmax=softmax, query_len=walk.query_len, window=window)
         sinks = None if sinks_ref is None else sinks_ref[:, :, :1]
         peak, total = begin(start, end, walk.most, sinks, walk.heads)
         peak_ref[...] = jnp.broadcast_to(peak, peak_ref.shape)
         total_ref[...] = jnp.broadcast_to(total, total_ref.shape)
         summed_ref[...] = jnp.zeros_like(summed_ref)
         seen_end = jnp.minimum(end, walk.most)
+        numbers = numbers_ref[0], numbers_ref[1]
+
+        @pl.when(program == 0)
+        def _() -> None:
+            half_ref[0] = 0
 
         def turn(i: jax.Array, _: None) -> None:
             half = half_ref[0]
             last = i + 1 == count
             following = jnp.where(last, program + 1, program)
+            # Behind the last program there is nothing to fetch; its own scalars stand in, for there are no others.
+            ahead = jnp.minimum(following, programs - 1)
+            next_chunk = jnp.where(last, chunks(visible_ref, window, ahead)[0], first + i + 1)
 
-            @pl.when(following < programs)
-            def _() -> None:
-                fetch(following, jnp.where(last, chunks(visible_ref, following)[0], first + i + 1), 1 - half)
+            def one(j: jax.Array, _: None) -> None:
+                _seen, is_block, page = page_of(ahead, next_chunk, j)
 
-            each_page(program, first + i, half, lambda copy: copy.wait(), clear)
+                @pl.when(is_block & (following < programs))
+                def _() -> None:
+                    copy_of(page, 1 - half, j).start()
+
+                seen, is_block, page = page_of(program, first + i, j)
+
+                @pl.when(is_block & (i >= 0))
+                def _() -> None:
+                    copy_of(page, half, j).wait()
+
+                @pl.when(seen & ~is_block & (i >= 0))
+                def _() -> None:
+                    place = place_of(half, j)
+                    place[...] = jnp.zeros(place.shape, place.dtype)
+
+            lax.fori_loop(0, walk.chunk_pages, one, None)
             state = (peak_ref[:, :, :1], total_ref[:, :, :1], summed_ref[...])
             at = (first + i) * walk.chunk_tokens
-            peak, total, summed = absorb(state, q_ref[...], buffers[half], at, start, seen_end, softmax)
+            peak, total, summed = absorb(state, q_ref[...], buffers[half], at, start, seen_end, numbers, softmax)
             peak_ref[...] = jnp.broadcast_to(peak, peak_ref.shape)
             total_ref[...] = jnp.broadcast_to(total, total_ref.shape)
             summed_ref[...] = summed
             half_ref[0] = 1 - half
 
-        lax.fori_loop(0, count, turn, None)
+        # The first program begins a turn early: no page of that turn is seen, it only fetches the first chunk.
+        lax.fori_loop(jnp.where(program == 0, -1, 0), count, turn, None)
         out, lse = finish((peak_ref[:, :, :1], total_ref[:, :, :1], summed_ref[...]), start, end)
         out_ref[...] = out.astype(out_ref.dtype)
         lse_ref[...] = jnp.broadcast_to(lse, lse_ref.shape)
@@ -170,7 +170,17 @@ def kernel(walk: Walk) -> Callable[..., None]:
     return body
 
 
-def launch(walk: Walk, q: jax.Array, pages: jax.Array, table: jax.Array, visible: jax.Array, sinks: Any, interpret: Any) -> Any:
+def launch(
+    walk: Walk,
+    q: jax.Array,
+    pages: jax.Array,
+    table: jax.Array,
+    visible: jax.Array,
+    sinks: jax.Array | None,
+    window: jax.Array,
+    numbers: Numbers,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:
     """Run it: output ``[B, blocks, Hkv, rows, width]`` in q's dtype and LSE float32 ``[B, blocks, Hkv, rows]``.
 
     Args:
@@ -179,6 +189,7 @@ def launch(walk: Walk, q: jax.Array, pages: jax.Array, table: jax.Array, visible
         pages: ``[NB, Hkv, BS, lanes]``.
         table: int32 ``[B * table_len]``; visible: int32 ``[B]``, not negative.
         sinks: float32 ``[Hkv, rows]`` or None.
+        window: scalar int32; numbers: scale and soft-cap.
         interpret: as Pallas takes it.
     """
     batch, blocks, heads, rows, key_lanes = q.shape
@@ -197,7 +208,7 @@ def launch(walk: Walk, q: jax.Array, pages: jax.Array, table: jax.Array, visible
     out, lse = pl.pallas_call(
         kernel(walk),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=4,
             grid=(batch * blocks,),
             in_specs=[*specs, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=[of_program(width), of_program(LANES)],
@@ -217,5 +228,5 @@ def launch(walk: Walk, q: jax.Array, pages: jax.Array, table: jax.Array, visible
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret,
         name="paged_decode",
-    )(visible, table, *inputs, pages)
+    )(visible, table, window.reshape(1), jnp.stack(numbers), *inputs, pages)
     return out, lse[..., 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ from . import decode_kernel, decode_loop
 from .decode_kernel import Walk
 from .pages import MOST_TABLE_ENTRIES, PageFormat, pages_of_chunk, queries_of_block
 from .softmax import Softmax
+
+NO_WINDOW: Final = 2**31 - 1
+"""A window that all keys are in."""
 
 
 def paged_decode(
@@ -23,9 +26,9 @@ def paged_decode(
     page: PageFormat,
     table_len: int,
     first_block: int,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scale: jax.Array | float,
+    window: jax.Array | int = NO_WINDOW,
+    softcap: jax.Array | float | None = None,
     by: str = "pallas",
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -42,7 +45,8 @@ def paged_decode(
         visible: int32 ``[B]``; negative ones count as 0.
         sinks: float32 ``[Hq]``, or None.
         page: where K and V lie in the lanes.
-        table_len, first_block, scale, window, softcap: as the contract says.
+        table_len, first_block: as the contract says.
+        scale, window, softcap: the same; Python's numbers or scalars of the device.
         by: ``"pallas"``, or ``"xla"`` for the loop.
         interpret: False on a device, True or ``pltpu.InterpretParams`` elsewhere.
 
@@ -61,7 +65,7 @@ def paged_decode(
         )
     group = query_heads // heads
     queries = queries_of_block(query_len, group)
-    softmax = Softmax(page, group, queries, scale, softcap)
+    softmax = Softmax(page, group, queries, softcap is not None)
     blocks = -(-query_len // queries)
     walk = Walk(
         softmax,
@@ -73,7 +77,6 @@ def paged_decode(
         table_len,
         first_block,
         pages.shape[0],
-        window,
         sinks is not None,
     )
     width = page.value_slice[1]
@@ -92,10 +95,12 @@ def paged_decode(
     if table_len == 0:  # scalar memory of no size is none; no column is ever looked at
         flat = jnp.zeros((1,), jnp.int32)
     seen = jnp.maximum(visible, 0)
+    width_of_window = jnp.asarray(window, jnp.int32)
+    numbers = (jnp.asarray(scale, jnp.float32), jnp.asarray(1.0 if softcap is None else softcap, jnp.float32))
     if by == "xla":
-        out, lse = decode_loop.run(walk, grouped, pages, flat, seen, by_row)
+        out, lse = decode_loop.run(walk, grouped, pages, flat, seen, by_row, width_of_window, numbers)
     else:
-        out, lse = decode_kernel.launch(walk, grouped, pages, flat, seen, by_row, interpret)
+        out, lse = decode_kernel.launch(walk, grouped, pages, flat, seen, by_row, width_of_window, numbers, interpret)
     out = out.reshape(batch, blocks, heads, queries, group, width).transpose(0, 1, 3, 2, 4, 5)
     out = out.reshape(batch, blocks * queries, query_heads, width)[:, :query_len]
     low = page.value_offset - page.value_slice[0]
@@ -112,16 +117,14 @@ def count_invalid(
     num_blocks: int,
     block_size: int,
     query_len: int,
-    window: int | None,
+    window: jax.Array | int = NO_WINDOW,
 ) -> jax.Array:
     """Table columns that stand for no block among those that a row's queries see, scalar int32; more than int32 holds is its largest.
 
     Args: as in :func:`paged_decode`.
     """
     seen = jnp.maximum(visible, 0)
-    low = jnp.zeros_like(seen)
-    if window is not None:
-        low = jnp.maximum(jnp.maximum(seen - (query_len - 1), 0) - window, 0)
+    low = jnp.maximum(jnp.maximum(seen - (query_len - 1), 0) - window, 0)
     first, end = low // block_size, seen // block_size + (seen % block_size > 0)
     column = jax.lax.broadcasted_iota(jnp.int32, (table.shape[0], table_len), 1)
     blocks = table[:, :table_len]

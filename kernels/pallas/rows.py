@@ -112,7 +112,7 @@ def gather_pages(
     table_len: int,
     first_block: int,
     query_len: int,
-    window: int | None,
+    window: jax.Array | int,
 ) -> jax.Array:
     """The visible pages of each row, one after the other: ``[B * max(table_len, 1), Hkv, BS, lanes]``.
 
@@ -122,9 +122,7 @@ def gather_pages(
     columns = max(table_len, 1)
     ids = table[:, :table_len] if table_len else jnp.full((table.shape[0], 1), -1, jnp.int32)
     seen = jnp.maximum(visible, 0)[:, None]
-    first = jnp.zeros_like(seen)
-    if window is not None:
-        first = jnp.maximum(jnp.maximum(seen - (query_len - 1), 0) - window, 0)
+    first = jnp.maximum(jnp.maximum(seen - (query_len - 1), 0) - window, 0)
     column = lax.broadcasted_iota(jnp.int32, (table.shape[0], columns), 1)
     needed = (column < seen // block_size + (seen % block_size > 0)) & (column >= first // block_size)
     held = (needed & (ids >= first_block) & (ids < blocks)).reshape(-1)

@@ -6,7 +6,6 @@ through one batched product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,14 +28,13 @@ class Softmax:
         page: where K and V lie.
         group: G, query heads a KV head.
         queries: queries of a block; a row is ``query * group + head``.
-        scale, softcap: as in ``paged_decode``.
+        capped: whether there is a soft-cap.
     """
 
     page: PageFormat
     group: int
     queries: int
-    scale: float
-    softcap: float | None
+    capped: bool
 
     @property
     def rows(self) -> int:
@@ -44,8 +42,12 @@ class Softmax:
         return self.queries * self.group
 
 
+Numbers = tuple[jax.Array, jax.Array]
+"""Scale and soft-cap, float32 scalars: of the call, so that calls that differ by them are one program."""
+
+
 def ranges(
-    visible: jax.Array, first_query: jax.Array | int, *, softmax: Softmax, query_len: int, window: int | None
+    visible: jax.Array, first_query: jax.Array | int, *, softmax: Softmax, query_len: int, window: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """First key and end of the keys of each row, int32 ``[rows, 1]`` each; a row of no query has none.
 
@@ -54,13 +56,12 @@ def ranges(
         first_query: of the block.
         softmax: sizes.
         query_len: T.
-        window: W, or None.
+        window: W, scalar int32; its largest where there is none.
     """
     row = lax.broadcasted_iota(jnp.int32, (softmax.rows, 1), 0)
     query = first_query + lax.div(row, jnp.int32(softmax.group))
     end = jnp.where(query < query_len, jnp.maximum(visible - (query_len - 1 - query), 0), 0)
-    start = jnp.zeros_like(end) if window is None else jnp.maximum(end - window, 0)
-    return start, end
+    return jnp.maximum(end - window, 0), end
 
 
 def begin(
@@ -81,8 +82,9 @@ def begin(
     return peak, jnp.exp(sinks - base) + missing * jnp.exp(zero - base)
 
 
-def scores(q: jax.Array, page: jax.Array, softmax: Softmax) -> jax.Array:
+def scores(q: jax.Array, page: jax.Array, numbers: Numbers, softmax: Softmax) -> jax.Array:
     """Logits float32 ``[Hkv, rows, C]`` of ``q [Hkv, rows, key_lanes]`` and the keys of a chunk ``[Hkv, C, lanes]``."""
+    scale, cap = numbers
     form = softmax.page
     keys = page[..., : form.key_lanes]
     if form.key_lanes > form.key_dim:
@@ -99,8 +101,8 @@ def scores(q: jax.Array, page: jax.Array, softmax: Softmax) -> jax.Array:
             precision=EXACT,
             preferred_element_type=jnp.float32,
         )
-    found = found * softmax.scale
-    return found if softmax.softcap is None else softmax.softcap * jnp.tanh(found / softmax.softcap)
+    found = found * scale
+    return cap * jnp.tanh(found / cap) if softmax.capped else found
 
 
 def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
@@ -122,19 +124,23 @@ def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
 State = tuple[jax.Array, jax.Array, jax.Array]
 """Maximum and sum ``[Hkv, rows, 1]``, and weighted values ``[Hkv, rows, Dv]``; float32."""
 
-Choose = Callable[[jax.Array, Callable[[], jax.Array], Callable[[], jax.Array]], jax.Array]
-"""``choose(condition, then, otherwise)``: one of two results by a scalar, without the work of the other."""
-
 
 def absorb(
-    state: State, q: jax.Array, page: jax.Array, first: jax.Array, start: jax.Array, end: jax.Array, softmax: Softmax
+    state: State,
+    q: jax.Array,
+    page: jax.Array,
+    first: jax.Array,
+    start: jax.Array,
+    end: jax.Array,
+    numbers: Numbers,
+    softmax: Softmax,
 ) -> State:
     """The state behind a chunk ``page [Hkv, C, lanes]`` whose tokens are ``first``, ``first + 1``, …; rows see ``start <= key < end``."""
     peak, total, summed = state
     tokens = page.shape[1]
     position = first + lax.broadcasted_iota(jnp.int32, (softmax.rows, tokens), 1)
     seen = ((position >= start) & (position < end))[None]
-    logits = jnp.where(seen, scores(q, page, softmax), -jnp.inf)
+    logits = jnp.where(seen, scores(q, page, numbers, softmax), -jnp.inf)
     new_peak = jnp.maximum(peak, jnp.max(logits, axis=2, keepdims=True))
     base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
     shrink, weights = jnp.exp(peak - base), jnp.exp(logits - base)
