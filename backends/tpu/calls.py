@@ -7,18 +7,28 @@ traced it becomes part of the step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax import lax
 
 from forebay.kernels.pallas import rows
 from forebay.kernels.pallas.pages import PageFormat
 from forebay.kernels.pallas.paged_decode import count_invalid, paged_decode
+
+
+from .compiles import make_room
+
+T = TypeVar("T")
+KEPT: Final = 96
+"""Executables of a kind that are kept."""
+ROUND: Final = 32
+"""New ones until it is looked at how much they take."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +215,6 @@ def set_rows(whole: jax.Array, part: jax.Array, row: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(whole, part, start)
 
 
-KEPT: Final = 192
-"""Executables."""
 _DONATED: Final = {write: (0, 1), read: (1,), copy: (0, 1), stage: (0,), attend: (1,), set_rows: (0,)}
 """The positions of arguments whose memory a function takes over."""
 
@@ -219,35 +227,84 @@ class Compiled:
 
     Args:
         options: of XLA, as ``jax.stages.Lowered.compile`` takes them.
+        lower_once: a function is lowered once for its shapes, and what came of it goes into every program that has it. An interpreted
+            kernel takes longer to lower than to compile.
     """
 
-    def __init__(self, options: dict[str, Any] | None) -> None:
+    def __init__(self, options: dict[str, Any] | None, *, lower_once: bool) -> None:
         self._options = options
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-
-    def traced(self, function: Callable[..., Any], **sizes: Any) -> Callable[..., Any]:
-        """``function`` with its sizes given, for the inside of a trace."""
-        return _jitted(function, tuple(sizes.items()))
+        self._lower_once = lower_once
+        self._kept: Recent[Any] = Recent()
+        self._lowered: Recent[Any] = Recent()
 
     def __call__(self, function: Callable[..., Any], *arrays: Any, **sizes: Any) -> Any:
         """Ask for ``function`` with its sizes given, on arrays or tuples of arrays."""
-        leaves, tree = jax.tree.flatten(arrays)
-        given = tuple(sizes.items())
-        key = (function, given, tree, *((x.shape, x.dtype) for x in leaves))
+        key = _key(function, arrays, sizes)
         executable = self._kept.get(key)
         if executable is None:
-            executable = _jitted(function, given).lower(*arrays).compile(compiler_options=self._options)
-            self._kept[key] = executable
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
+            donated = _DONATED.get(function, ())
+            called = jax.jit(self._callable(key, function, arrays, sizes), donate_argnums=donated, keep_unused=True)
+            executable = self._kept.put(key, called.lower(*arrays).compile(compiler_options=self._options))
         return executable(*arrays)
 
+    def traced(self, function: Callable[..., Any], *arrays: Any, **sizes: Any) -> Any:
+        """The same inside a trace."""
+        return self._callable(_key(function, arrays, sizes), function, arrays, sizes)(*arrays)
+
     def clear(self) -> None:
-        """Forget every executable."""
+        """Forget everything."""
         self._kept.clear()
+        self._lowered.clear()
+
+    def _callable(
+        self, key: Hashable, function: Callable[..., Any], arrays: tuple[Any, ...], sizes: dict[str, Any]
+    ) -> Callable[..., Any]:
+        jitted = _jitted(function, tuple(sizes.items()))
+        if not self._lower_once:
+            return jitted
+        lowered = self._lowered.get(key)
+        if lowered is None:
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+            lowered = self._lowered.put(key, jax.export.export(jitted)(*shapes).call)
+        called: Callable[..., Any] = lowered
+        return called
+
+
+class Recent(Generic[T]):
+    """The values used last, by key."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._put = 0
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable) -> T | None:
+        """The value, if it is still there."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def put(self, key: Hashable, value: T) -> T:
+        """Keep a value, and drop the one that was used longest ago where there are too many."""
+        self._values[key] = value
+        self._put += 1
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        if self._put % ROUND == 0:
+            make_room()
+        return value
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._values.clear()
+
+
+def _key(function: Callable[..., Any], arrays: tuple[Any, ...], sizes: dict[str, Any]) -> Hashable:
+    leaves, tree = jax.tree.flatten(arrays)
+    return (function, tuple(sizes.items()), tree, *((x.shape, x.dtype) for x in leaves))
 
 
 @lru_cache(maxsize=4 * KEPT)
 def _jitted(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...]) -> Any:
-    return jax.jit(partial(function, **dict(sizes)), donate_argnums=_DONATED.get(function, ()), keep_unused=True)
+    return jax.jit(partial(function, **dict(sizes)))

@@ -1,14 +1,18 @@
-"""How many programs XLA compiled in this process: a replay that compiles is none, and this shows it."""
+"""What compiling costs this process: how many programs XLA compiled, and the mappings of memory that they take on the host."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import jax
 
 EVENT: Final = "/jax/core/compile/backend_compile_duration"
 """What JAX reports of every compilation."""
+MAPPINGS: Final = Path("/proc/self/maps")
+MOST_MAPPINGS: Final = 25_000
+"""Of memory, before JAX's caches are cleared: Linux gives a process 65,530, and LLVM ends it when there are no more."""
 
 
 @cache
@@ -24,5 +28,14 @@ def _heard() -> list[int]:
 
 
 def compiles() -> int:
-    """Compilations since the first call of this function, which starts the count."""
+    """Compilations since the first call of this function, which starts the count: a replay that compiles is none, and this shows it."""
     return _heard()[0]
+
+
+def make_room() -> None:
+    """Drop what JAX keeps of programs nobody holds, where they take too much of what the process may map.
+
+    On the host a program takes up to a few hundred mappings, and JAX keeps thousands of programs.
+    """
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()  # type: ignore[no-untyped-call]  # jax leaves it untyped

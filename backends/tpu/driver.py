@@ -71,7 +71,7 @@ class TpuDriver(Driver):
         self._way = way
         self._scope = TraceScope()
         self._xp = TpuNamespace(self._scope)
-        self._compiled = calls.Compiled(way.options)
+        self._compiled = calls.Compiled(way.options, lower_once=way.by == "pallas" and bool(way.interpret))
         self._programs = Programs(self._scope, device, way.options)
         self._by_segment: WeakKeyDictionary[Segment, Program] = WeakKeyDictionary()
         self._launches: Counter[str] = Counter()
@@ -281,7 +281,7 @@ class TpuDriver(Driver):
         self._count(kernel)
         if self._programs.cells is None:
             return partial(self._compiled, function, **sizes)
-        return self._compiled.traced(function, **sizes)
+        return partial(self._compiled.traced, function, **sizes)
 
     def _where(self, act: str, loc: WriteLoc) -> tuple[tuple[jax.Array, ...], calls.Where]:
         if loc.ids is not None:

@@ -6,8 +6,8 @@ is reused and a pool is never copied; the others are read. Programs of the same 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,10 +21,9 @@ from forebay.specs.errors import CaptureViolation
 from forebay.specs.segment import Buffer, Step
 
 from .arrays import TraceScope
+from .calls import Recent
 from .likeness import likeness
 
-KEPT: Final = 128
-"""Executables that are kept for Segments of the same operations to come."""
 _HOST_READS: Final = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -119,7 +118,7 @@ class Programs:
         self._scope = scope
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._options = options
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._kept: Recent[Any] = Recent()
         self.cells: dict[Buffer, jax.Array] | None = None
         self.kernels: Counter[str] = Counter()
 
@@ -188,14 +187,12 @@ class Programs:
             return tuple(found[:outputs]), tuple(found[outputs:])
 
         key = (donated, traced.read, outputs, likeness(traced.jaxpr))
-        if key not in self._kept:
+        executable = self._kept.get(key)
+        if executable is None:
             structs = [self._struct(buffer) for buffer in traced.inputs]
             lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*structs)
-            self._kept[key] = lowered.compile(compiler_options=self._options)
-        self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return Program(self._kept[key], traced.inputs, traced.outputs, traced.emits, traced.kernels)
+            executable = self._kept.put(key, lowered.compile(compiler_options=self._options))
+        return Program(executable, traced.inputs, traced.outputs, traced.emits, traced.kernels)
 
     def clear(self) -> None:
         """Forget every executable."""
