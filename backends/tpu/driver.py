@@ -24,7 +24,6 @@ from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver
 from forebay.specs.dtypes import BITS_DTYPE, Array, HostArray, host_from_bits
 from forebay.specs.errors import CaptureDeclined, Unsupported
-from forebay.specs.geometry import INT32_MAX
 from forebay.specs.live_info import LiveInfo
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Fetch, Segment, Step
@@ -36,6 +35,8 @@ from .compiles import compiles
 from .namespace import TpuNamespace
 from .programs import Program, Programs
 
+KV_DTYPES: Final = ("float32", "bfloat16")
+"""What a TPU's kernels take; the host could take more, and refuses what the device would."""
 EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 """What XLA's message of an error says where there is not enough memory."""
 
@@ -80,10 +81,9 @@ class TpuDriver(Driver):
         compiles()
         self.capabilities = Capabilities(
             layouts=("FUSED", "LATENT"),
-            kv_dtypes=("float32", "bfloat16"),
+            kv_dtypes=KV_DTYPES,
             traces_run=True,
             deferred=True,
-            max_pool_elements=INT32_MAX,
         )
         self.info = LiveInfo(self._describe)
 
@@ -366,7 +366,14 @@ class TpuDriver(Driver):
 
 
 def _store(pool: Pool) -> calls.Store:
-    """How a pool is stored."""
+    """How a pool is stored.
+
+    Raises:
+        Unsupported: elements that no kernel here takes.
+    """
+    if pool.geometry.dtype not in KV_DTYPES:
+        message = f"KV dtype {pool.geometry.dtype!r}: the kernels of a TPU take {', '.join(KV_DTYPES)}"
+        raise Unsupported(message, capability="kv_dtypes", value=pool.geometry.dtype)
     g, latent = pool.geometry, pool.layout == "LATENT"
     lanes = g.key_dim if latent else int(pool.storage(0)[0].shape[3])
     form = PageFormat(lanes, g.key_dim, 0 if latent else g.key_dim, g.value_dim)
