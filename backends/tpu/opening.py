@@ -35,7 +35,7 @@ def open_host(*, by: str) -> Driver:
         raise BackendUnavailable(
             f"tpu on the host: JAX has no platform 'cpu' in this process (jax_platforms is {jax.config.jax_platforms!r}): {error}"
         ) from error
-    way = Way("pallas", interpret=True, options=dict(QUICK)) if by == "pallas" else Way("xla", interpret=False, options=dict(QUICK))
+    way = Way("pallas", interpret=True, options=dict(QUICK)) if by == "pallas" else Way("xla", interpret=False)
     return TpuDriver(device, way)
 
 
