@@ -123,7 +123,9 @@ class TpuDriver(Driver):
             MemoryError: there is not that much.
         """
         try:
-            return jnp.zeros(shape, dtype, device=self._device).block_until_ready()
+            # Not by a program of XLA: it would be another one for each shape.
+            blank = np.zeros(shape, np.dtype(dtype))
+            return jax.device_put(blank, self._device, may_alias=False).block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if EXHAUSTED not in str(error):
                 raise

@@ -26,15 +26,15 @@ def open_host(*, by: str) -> Driver:
     Raises:
         BackendUnavailable: this process has made JAX use other platforms only.
     """
-    if jax.config.jax_platforms is None:
+    platforms = jax.config.jax_platforms
+    if platforms is None:
         # Otherwise JAX looks for a TPU that is not there for as long as its libraries like.
         jax.config.update("jax_platforms", "cpu")
-    try:
-        device = jax.devices("cpu")[0]
-    except RuntimeError as error:
+    elif "cpu" not in platforms.split(","):
         raise BackendUnavailable(
-            f"tpu on the host: JAX has no platform 'cpu' in this process (jax_platforms is {jax.config.jax_platforms!r}): {error}"
-        ) from error
+            f"tpu on the host: JAX may not use the host in this process (jax_platforms is {platforms!r}); add 'cpu' to it"
+        )
+    device = jax.devices("cpu")[0]
     way = Way("pallas", interpret=True, options=dict(QUICK)) if by == "pallas" else Way("xla", interpret=False)
     return TpuDriver(device, way)
 
