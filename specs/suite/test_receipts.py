@@ -200,6 +200,22 @@ def test_each_stop_token_of_a_slot_retires_its_row_on_the_device(
         assert [(list(r.token_ids), r.finish_reason) for r in requests] == [(tokens[: last + 1], "stop")] * number
 
 
+@pytest.mark.clause("C4")
+def test_a_limit_retires_its_row_on_the_device(
+    backend: Backend, make_engine: MakeEngine, runtime: ModuleType, internals: ModuleType
+) -> None:
+    """After the step of the last token, and not one later, the row stands at position -1; nobody uploaded anything for it."""
+    engine = make_engine(backend, slots=1, block_size=32, read_behind=0)
+    request = engine.add(PROMPT, params(runtime, max_tokens=4))
+    engine.step()
+    before = backend.counters.uploads
+    finish(engine)
+    assert backend.counters.uploads == before
+    assert (len(request.token_ids), request.finish_reason) == (4, "length")
+    device = internals.parts_of(engine).device.scalars
+    assert [backend.fetch(device[name]).tolist() for name in ("position", "visible")] == [[-1], [0]]
+
+
 # -- the ledger by itself ------------------------------------------------------------------------------------------------
 
 
