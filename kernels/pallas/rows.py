@@ -5,6 +5,7 @@ JAX counts a negative index from the end even where it drops others, so every ro
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 import jax
@@ -23,7 +24,7 @@ def slots_of(
     Position -1 gives -1, a pad. A position that is negative otherwise or has no column, and a block that is not in the pool, give
     ``num_blocks * block_size``: out of range.
     """
-    at = positions.reshape(table.shape[0], -1)
+    at = positions.reshape(table.shape[0], prod(positions.shape[1:]))
     column = jnp.maximum(at, 0) // block_size
     outside = num_blocks * block_size
     if table_len == 0:
