@@ -71,9 +71,7 @@ class Where:
         if self.table_len is None:
             return given[0]
         blocks, _, block_size, _ = pages.shape
-        return rows.slots_of(
-            given[0], given[1], table_len=self.table_len, block_size=block_size, num_blocks=blocks
-        )
+        return rows.slots_of(given[0], given[1], table_len=self.table_len, block_size=block_size, num_blocks=blocks)
 
 
 Given = tuple[jax.Array, ...]
@@ -132,9 +130,7 @@ def copy(
     return tuple(store.storage(x) for x in moved), dropped
 
 
-def stage(
-    storage: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, store: Store
-) -> jax.Array:
+def stage(storage: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, store: Store) -> jax.Array:
     """Storage after pages ``new [n, Hkv, BS, lanes]`` landed at blocks ``targets [n]``: ``tokens [n]`` rows of each."""
     form = store.form
     used = max(form.key_dim, form.value_offset + form.value_dim)

@@ -56,7 +56,11 @@ def _parameter(value: Any) -> Hashable:
         return (type(value).__name__, repr(value) if type(value) is float else value)  # 0.0 equals -0.0
     if type(value) is tuple:
         return tuple(_parameter(part) for part in value)
-    if type(value).__hash__ is not None and type(value).__eq__ is not object.__eq__ and not isinstance(value, ClosedJaxpr):
+    if (
+        type(value).__hash__ is not None
+        and type(value).__eq__ is not object.__eq__
+        and not isinstance(value, ClosedJaxpr)
+    ):
         try:
             hash(value)
         except TypeError:

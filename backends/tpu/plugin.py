@@ -34,9 +34,7 @@ def forebay_backend() -> BackendDescriptor:
             requires=("jax",),
             supports=supports,
         ),
-        ModeDescriptor(
-            name="xla", kind="host", load=load_xla, probe=probe_host, requires=("jax",), supports=supports
-        ),
+        ModeDescriptor(name="xla", kind="host", load=load_xla, probe=probe_host, requires=("jax",), supports=supports),
     )
     return BackendDescriptor(
         name="tpu",

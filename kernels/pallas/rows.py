@@ -16,9 +16,7 @@ PAD: Final = -1
 MOST: Final = 2**31 - 1
 
 
-def slots_of(
-    table: jax.Array, positions: jax.Array, *, table_len: int, block_size: int, num_blocks: int
-) -> jax.Array:
+def slots_of(table: jax.Array, positions: jax.Array, *, table_len: int, block_size: int, num_blocks: int) -> jax.Array:
     """Slots int32 ``[B * T]`` of ``positions [B]`` or ``[B, T]`` in the sequences of ``table [B, width]``.
 
     Position -1 gives -1, a pad. A position that is negative otherwise or has no column, and a block that is not in the pool, give
@@ -91,9 +89,7 @@ def copy_rows(
     return moved, counted(dropped, ~live & ~padded)
 
 
-def stage_pages(
-    pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int
-) -> jax.Array:
+def stage_pages(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int) -> jax.Array:
     """Pages after ``new [n, Hkv, BS, lanes]`` landed at ``targets`` int32 ``[n]``: the first ``tokens [n]`` rows of each, bit for bit.
 
     Lanes from ``lanes`` on keep what they held, and so do the rows behind. A target of NB is none.

@@ -111,9 +111,7 @@ def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
     Weights keep their precision beside values of two bytes: they are the sum of two numbers of that type.
     """
     if values.dtype == jnp.float32:
-        return lax.dot_general(
-            weights, values, _BY_HEAD_VALUES, precision=EXACT, preferred_element_type=jnp.float32
-        )
+        return lax.dot_general(weights, values, _BY_HEAD_VALUES, precision=EXACT, preferred_element_type=jnp.float32)
     high = weights.astype(values.dtype)
     low = (weights - high.astype(jnp.float32)).astype(values.dtype)
     return lax.dot_general(high, values, _BY_HEAD_VALUES, preferred_element_type=jnp.float32) + lax.dot_general(

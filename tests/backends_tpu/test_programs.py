@@ -147,9 +147,7 @@ def test_a_process_maps_no_more_than_it_may(backend: Backend) -> None:
     with new_pool(backend, geometry(num_blocks=4)) as pool:
         q = backend.to_device(np.ones((1, 4, 64), np.float32))
         for width in range(1, 6):
-            backend.paged_decode(
-                q, pool, 0, np.ones((1, width), np.int32), np.array([1], np.int32), table_len=width
-            )
+            backend.paged_decode(q, pool, 0, np.ones((1, width), np.int32), np.array([1], np.int32), table_len=width)
         assert len(backend._driver._compiled._kept._values) <= calls.KEPT
 
 
