@@ -27,13 +27,17 @@ def run(
     def program(index: jax.Array) -> tuple[jax.Array, jax.Array]:
         row, block = index // blocks, index % blocks
         queries = lax.dynamic_index_in_dim(q.reshape(batch * blocks, *q.shape[2:]), index, keepdims=False)
-        start, end = ranges(visible[row], block * softmax.queries, softmax=softmax, query_len=walk.query_len, window=window)
+        start, end = ranges(
+            visible[row], block * softmax.queries, softmax=softmax, query_len=walk.query_len, window=window
+        )
         peak, total = begin(start, end, walk.most, sinks if sinks is None else sinks[..., None], heads)
         seen_end = jnp.minimum(end, walk.most)
         low = jnp.min(jnp.where(end > start, start, walk.most)) // walk.chunk_tokens
         high = (jnp.max(seen_end) + walk.chunk_tokens - 1) // walk.chunk_tokens
 
-        def turn(chunk: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def turn(
+            chunk: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             column = chunk * walk.chunk_pages + lax.iota(jnp.int32, walk.chunk_pages)
             known = column < walk.table_len
             ids = table[row * walk.table_len + jnp.where(known, column, 0)]

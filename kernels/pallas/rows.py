@@ -15,9 +15,7 @@ PAD: Final = -1
 MOST: Final = 2**31 - 1
 
 
-def slots_of(
-    table: jax.Array, positions: jax.Array, *, table_len: int, block_size: int, num_blocks: int
-) -> jax.Array:
+def slots_of(table: jax.Array, positions: jax.Array, *, table_len: int, block_size: int, num_blocks: int) -> jax.Array:
     """Slots int32 ``[B * T]`` of ``positions [B]`` or ``[B, T]`` in the sequences of ``table [B, width]``.
 
     Position -1 gives -1, a pad. A position that is negative otherwise or has no column, and a block that is not in the pool, give
@@ -90,13 +88,19 @@ def copy_rows(
     return moved, counted(dropped, ~live & ~padded)
 
 
-def stage_pages(
-    pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int
-) -> jax.Array:
+def stage_pages(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int) -> jax.Array:
     """Pages after ``new [n, Hkv, BS, lanes]`` landed at ``targets`` int32 ``[n]``: the first ``tokens [n]`` rows of each, bit for bit.
 
     Lanes from ``lanes`` on keep what they held, and so do the rows behind. A target of NB is none.
     """
+    if pages.dtype.itemsize == 2:
+        # XLA may take two bytes through float32, which changes the bits of a NaN; integers it leaves alone.
+        into, words = (lax.bitcast_convert_type(x, jnp.uint16) for x in (pages, new))
+        return lax.bitcast_convert_type(_staged(into, words, targets, tokens, lanes), pages.dtype)
+    return _staged(pages, new, targets, tokens, lanes)
+
+
+def _staged(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, lanes: int) -> jax.Array:
     old = pages[jnp.minimum(targets, pages.shape[0] - 1)]
     row = lax.broadcasted_iota(jnp.int32, old.shape, 2)
     lane = lax.broadcasted_iota(jnp.int32, old.shape, 3)
@@ -131,7 +135,7 @@ def gather_pages(
 
 
 def merge_partials(outs: tuple[jax.Array, ...], lses: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    """Parts of one attention ``[..., Hq, Dv]`` by their natural-log LSE ``[..., Hq]``; what an empty part (LSE -inf) holds is not read."""
+    """Parts of one attention ``[..., Hq, Dv]`` by their natural-log LSE ``[..., Hq]``; an empty part (LSE -inf) is not read."""
     lse = jnp.stack(lses)
     out = jnp.stack([x.astype(jnp.float32) for x in outs])
     peak = jnp.max(lse, axis=0)

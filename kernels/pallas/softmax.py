@@ -111,9 +111,7 @@ def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
     Weights keep their precision beside values of two bytes: they are the sum of two numbers of that type.
     """
     if values.dtype == jnp.float32:
-        return lax.dot_general(
-            weights, values, _BY_HEAD_VALUES, precision=EXACT, preferred_element_type=jnp.float32
-        )
+        return lax.dot_general(weights, values, _BY_HEAD_VALUES, precision=EXACT, preferred_element_type=jnp.float32)
     high = weights.astype(values.dtype)
     low = (weights - high.astype(jnp.float32)).astype(values.dtype)
     return lax.dot_general(high, values, _BY_HEAD_VALUES, preferred_element_type=jnp.float32) + lax.dot_general(
@@ -135,7 +133,7 @@ def absorb(
     numbers: Numbers,
     softmax: Softmax,
 ) -> State:
-    """The state behind a chunk ``page [Hkv, C, lanes]`` whose tokens are ``first``, ``first + 1``, …; rows see ``start <= key < end``."""
+    """The state behind a chunk ``page [Hkv, C, lanes]`` of the tokens from ``first`` on; rows see ``start <= key < end``."""
     peak, total, summed = state
     tokens = page.shape[1]
     position = first + lax.broadcasted_iota(jnp.int32, (softmax.rows, tokens), 1)
@@ -168,7 +166,8 @@ def absorb(
             lowest = jnp.max(jnp.where(of_mine, start, 0))
             return jnp.where(mine, weighted(weights, visible_values(lowest, highest)), found)
 
-        return lax.fori_loop(0, softmax.queries, of_query, jnp.zeros(summed.shape, jnp.float32))
+        found: jax.Array = lax.fori_loop(0, softmax.queries, of_query, jnp.zeros(summed.shape, jnp.float32))
+        return found
 
     strange = jnp.max(jnp.where(jnp.abs(shown.astype(jnp.float32)) < jnp.inf, 0, 1)) > 0
     added = lax.cond(strange, one_by_one, lambda: weighted(weights, shown))

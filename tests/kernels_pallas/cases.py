@@ -112,8 +112,8 @@ def build(case: Case, seed: int = 0) -> Call:
             if (b, key) in case.torn:
                 row[:, 0 if case.torn_keys else form.value_offset :] = np.nan
             pages[table[b, key // case.block_size], :, key % case.block_size, :used] = rounded(row, case.dtype)
-    for i, (row, column) in enumerate(case.bad):
-        table[row, column] = (*BAD, blocks)[i % (len(BAD) + 1)]
+    for i, (b, column) in enumerate(case.bad):
+        table[b, column] = (*BAD, blocks)[i % (len(BAD) + 1)]
     q = rng.standard_normal((batch, case.query_len, case.heads * case.group, case.dim)).astype(np.float32)
     sinks = rng.standard_normal(case.heads * case.group).astype(np.float32) if case.sinks else None
     return Call(case, rounded(q, case.q_dtype), pages, table, np.array(case.visible, np.int32), sinks)

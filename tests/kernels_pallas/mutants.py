@@ -289,8 +289,8 @@ MUTANTS: Final = {
     ),
     "the loop gives all queries to the first block": Mutant(
         LOOP,
-        "ranges(visible[row], block * softmax.queries,",
-        "ranges(visible[row], 0 * block,",
+        "visible[row], block * softmax.queries,",
+        "visible[row], 0 * block,",
         "value",
         "queries",
         "xla",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -126,10 +127,10 @@ def test_a_table_that_scalar_memory_cannot_hold_is_refused() -> None:
     wide = MOST_TABLE_ENTRIES // 2 + 1
     with pytest.raises(ValueError, match=f"{2 * wide} entries, scalar memory holds {MOST_TABLE_ENTRIES}.*fewer rows"):
         paged_decode(
-            call.q,
-            call.pages,
-            np.ones((2, wide), np.int32),
-            call.visible,
+            jnp.asarray(call.q),
+            jnp.asarray(call.pages),
+            jnp.ones((2, wide), jnp.int32),
+            jnp.asarray(call.visible),
             page=call.case.format,
             table_len=wide,
             first_block=1,

@@ -259,7 +259,7 @@ def test_more_bad_columns_than_a_count_holds_are_its_largest() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_parts_of_an_attention_are_merged_by_their_sums(dtype: str) -> None:
-    """Empty parts hold NaN; rows of empty parts alone are 0 and -inf; sums that differ by more than float32 can tell do not overflow."""
+    """Empty parts hold NaN; rows of empty parts alone are 0 and -inf; sums far apart do not overflow."""
     rng = np.random.default_rng(0)
     lses = rng.normal(0, 3, (3, 6, 2)).astype(np.float32)
     lses[0, 1], lses[:, 2], lses[1:, 3] = -np.inf, -np.inf, -np.inf
