@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 NONE = 2**31 - 1
 """No window."""
 FIRST_BLOCK = 1
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiling is what takes the time of these tests; where bits are compared, it is done as it is by default."""
 POISON = (float("nan"), float("inf"), float("-inf"))
 BAD = (-1, 0, -(2**31), 2**31 - 1, 10**6, -7)
 """Ids that are no block; 0 is the sink."""
@@ -120,10 +122,12 @@ def build(case: Case, seed: int = 0) -> Call:
 
 
 @cache
-def compiled(module: ModuleType, form: PageFormat, table_len: int, first_block: int, by: str, interpret: Any) -> Any:
+def compiled(
+    module: ModuleType, form: PageFormat, table_len: int, first_block: int, by: str, interpret: Any, quickly: bool
+) -> Any:
     """The operation as a function of arrays, window and soft-cap; JAX compiles it once for each shape."""
     fixed = {"page": form, "table_len": table_len, "first_block": first_block, "by": by, "interpret": interpret}
-    return jax.jit(partial(module.paged_decode, **fixed))
+    return jax.jit(partial(module.paged_decode, **fixed), compiler_options=QUICKLY if quickly else None)
 
 
 def run(
@@ -133,12 +137,13 @@ def run(
     *,
     module: ModuleType = decode_module,
     first_block: int = FIRST_BLOCK,
+    quickly: bool = True,
     **changed: Any,
 ) -> tuple[Array, Array]:
     """Output and LSE of a call, float32; arrays named in ``changed`` stand in for its own."""
     case = call.case
     given: dict[str, Any] = {"q": call.q, "pages": call.pages, "table": call.table, "visible": call.visible} | changed
-    function = compiled(module, case.format, case.table_len, first_block, by, interpret)
+    function = compiled(module, case.format, case.table_len, first_block, by, interpret, quickly)
     out, lse = function(
         jnp.asarray(given["q"]).astype(case.q_dtype),
         jnp.asarray(given["pages"]).astype(case.dtype),

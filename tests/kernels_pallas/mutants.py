@@ -66,7 +66,7 @@ class Mutant:
         file: of ``kernels/pallas``.
         old: text that the file has exactly once; new: what takes its place.
         shown: the kind of finding: ``value``, ``race``, ``reads``, ``left``, ``raised`` or ``hang``.
-        case, mode: where it is found; CI runs it there alone.
+        case, mode: where it is found; it is to be found there by that kind.
     """
 
     file: str

@@ -37,7 +37,7 @@ def bits(*arrays: Array) -> list[bytes]:
 
 def rows_of(call: Call, rows: list[int], by: str) -> tuple[Array, Array]:
     """Some rows of a call, in a call of their own over the same pool."""
-    return run(call, by, q=call.q[rows], table=call.table[rows], visible=call.visible[rows])
+    return run(call, by, quickly=False, q=call.q[rows], table=call.table[rows], visible=call.visible[rows])
 
 
 @pytest.mark.parametrize("window", [NONE, 40])
@@ -45,7 +45,7 @@ def rows_of(call: Call, rows: list[int], by: str) -> tuple[Array, Array]:
 @pytest.mark.parametrize("by", ["pallas", "xla"])
 def test_a_row_alone_is_the_row_among_others(by: str, name: str, window: int) -> None:
     call = build(replace(CASES[name], window=window))
-    out, lse = run(call, by)
+    out, lse = run(call, by, quickly=False)
     for row in range(4):
         assert bits(*rows_of(call, [row], by)) == bits(out[[row]], lse[[row]])
 
@@ -54,7 +54,7 @@ def test_a_row_alone_is_the_row_among_others(by: str, name: str, window: int) ->
 @pytest.mark.parametrize("by", ["pallas", "xla"])
 def test_a_row_in_another_place_is_the_row(by: str, name: str) -> None:
     call = build(CASES[name])
-    out, lse = run(call, by)
+    out, lse = run(call, by, quickly=False)
     order = [2, 0, 3, 1]
     assert bits(*rows_of(call, order, by)) == bits(out[order], lse[order])
 
@@ -65,7 +65,7 @@ def test_a_padded_batch_and_a_wider_table_change_nothing(by: str, name: str) -> 
     """Pad rows see nothing, ask by NaN and have blocks that are none; new columns of the rows that fit are of freed blocks."""
     call = build(CASES[name])
     fits = np.flatnonzero(call.visible <= 160)
-    out, lse = run(call, by)
+    out, lse = run(call, by, quickly=False)
     q = np.full((PADDED, *call.q.shape[1:]), np.nan, np.float32)
     table, visible = np.full((PADDED, 15), -1, np.int32), np.zeros(PADDED, np.int32)
     q[fits], table[fits, :10], table[fits, 10:], visible[fits] = (
@@ -75,7 +75,7 @@ def test_a_padded_batch_and_a_wider_table_change_nothing(by: str, name: str) -> 
         call.visible[fits],
     )
     wider = replace(call, case=replace(call.case, table_len=14))
-    padded_out, padded_lse = run(wider, by, q=q, table=table, visible=visible)
+    padded_out, padded_lse = run(wider, by, quickly=False, q=q, table=table, visible=visible)
     assert len(fits) >= 3
     assert bits(padded_out[fits], padded_lse[fits]) == bits(out[fits], lse[fits])
     assert not np.delete(padded_out, fits, 0).any()
@@ -99,13 +99,13 @@ def test_gathered_pages_under_a_table_of_their_own_give_the_same_bits(by: str, n
         window=window,
     )
     table = np.arange(4 * case.table_len, dtype=np.int32).reshape(4, -1)
-    there = run(call, by, pages=np.array(gathered.astype(jnp.float32)), table=table, first_block=0)
-    assert bits(*there) == bits(*run(call, by))
+    there = run(call, by, quickly=False, pages=np.array(gathered.astype(jnp.float32)), table=table, first_block=0)
+    assert bits(*there) == bits(*run(call, by, quickly=False))
 
 
 def test_calls_that_differ_by_numbers_alone_are_one_program() -> None:
     case = Case((20, 3), block_size=8, table_len=3, softcap=2.0)
-    program = compiled(decode_module, case.format, case.table_len, FIRST_BLOCK, "xla", True)
+    program = compiled(decode_module, case.format, case.table_len, FIRST_BLOCK, "xla", True, True)
     outs = [
         run(build(replace(case, window=window, softcap=cap)), "xla")[0]
         for window, cap in ((NONE, 2.0), (5, 2.0), (5, 3.0))

@@ -120,7 +120,6 @@ def observed(call: Call, mode: str, module: ModuleType) -> dict[str, Any]:
 def main() -> None:
     """Do the runs that the command line asks for."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling is what takes the time here
     calls = {name: build(case) for name, case in CASES.items()}
     modules: dict[str, ModuleType] = {}
     with tempfile.TemporaryDirectory() as folder:
