@@ -25,6 +25,7 @@ PACKAGES: Final = (
     "forebay",
     "gguf",
     "hypothesis",
+    "jax",
     "numba",
     "numpy",
     "safetensors",
@@ -51,6 +52,7 @@ RUNS: Final = {
     "families": ("tests.families.full",),
     "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),
+    "pallas_mutants": ("tests.kernels_pallas.full",),
     "state_machine": ("tests.runtime.state_machine", "--steps", "1000000"),
 }
 """Name of a record: the module and its arguments."""

@@ -123,7 +123,7 @@ def kernel(walk: Walk) -> Callable[..., None]:
         numbers = numbers_ref[0], numbers_ref[1]
 
         @pl.when(program == 0)
-        def _() -> None:
+        def _begin() -> None:
             half_ref[0] = 0
 
         def turn(i: jax.Array, _: None) -> None:
@@ -138,17 +138,17 @@ def kernel(walk: Walk) -> Callable[..., None]:
                 _seen, is_block, page = page_of(ahead, next_chunk, j)
 
                 @pl.when(is_block & (following < programs))
-                def _() -> None:
+                def _fetch() -> None:
                     copy_of(page, 1 - half, j).start()
 
                 seen, is_block, page = page_of(program, first + i, j)
 
                 @pl.when(is_block & (i >= 0))
-                def _() -> None:
+                def _await() -> None:
                     copy_of(page, half, j).wait()
 
                 @pl.when(seen & ~is_block & (i >= 0))
-                def _() -> None:
+                def _clear() -> None:
                     place = place_of(half, j)
                     place[...] = jnp.zeros(place.shape, place.dtype)
 
@@ -204,7 +204,7 @@ def launch(
     inputs, specs = [q], [of_program(key_lanes)]
     if sinks is not None:
         inputs.append(jnp.broadcast_to(sinks[:, :, None], (heads, rows, LANES)))
-        specs.append(pl.BlockSpec((heads, rows, LANES), lambda p, *_: (0, 0, 0)))
+        specs.append(pl.BlockSpec((heads, rows, LANES), lambda *_: (0, 0, 0)))
     out, lse = pl.pallas_call(
         kernel(walk),
         grid_spec=pltpu.PrefetchScalarGridSpec(

@@ -137,4 +137,7 @@ def count_invalid(
 def _sum_to_most(counts: jax.Array) -> jax.Array:
     """The sum of counts that are not negative, or the largest int32 where it is beyond."""
     most = jnp.int32(2**31 - 1)
-    return jax.lax.fori_loop(0, counts.shape[0], lambda i, s: s + jnp.minimum(counts[i], most - s), jnp.int32(0))
+    total: jax.Array = jax.lax.fori_loop(
+        0, counts.shape[0], lambda i, s: s + jnp.minimum(counts[i], most - s), jnp.int32(0)
+    )
+    return total

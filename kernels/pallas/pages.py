@@ -12,7 +12,7 @@ MOST_ROWS: Final = 128
 CHUNK_TOKENS: Final = 128
 """Tokens a chunk holds, at least one page; as many pages are in flight at a time."""
 CHUNK_BYTES: Final = 4 << 20
-"""What the two halves of the double buffer may take of the vector memory, at most (of 16 MiB that a kernel gets on the smallest chip)."""
+"""What the two halves of the double buffer may take of vector memory, of which a kernel gets 16 MiB on the smallest chip."""
 MOST_TABLE_ENTRIES: Final = 256_000
 """Entries of a flattened table that scalar memory, 1 MiB of words, holds beside what else lies there."""
 

@@ -94,6 +94,14 @@ def stage_pages(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: ja
 
     Lanes from ``lanes`` on keep what they held, and so do the rows behind. A target of NB is none.
     """
+    if pages.dtype.itemsize == 2:
+        # XLA may take two bytes through float32, which changes the bits of a NaN; integers it leaves alone.
+        into, words = (lax.bitcast_convert_type(x, jnp.uint16) for x in (pages, new))
+        return lax.bitcast_convert_type(_staged(into, words, targets, tokens, lanes), pages.dtype)
+    return _staged(pages, new, targets, tokens, lanes)
+
+
+def _staged(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, lanes: int) -> jax.Array:
     old = pages[jnp.minimum(targets, pages.shape[0] - 1)]
     row = lax.broadcasted_iota(jnp.int32, old.shape, 2)
     lane = lax.broadcasted_iota(jnp.int32, old.shape, 3)
@@ -128,7 +136,7 @@ def gather_pages(
 
 
 def merge_partials(outs: tuple[jax.Array, ...], lses: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    """Parts of one attention ``[..., Hq, Dv]`` by their natural-log LSE ``[..., Hq]``; what an empty part (LSE -inf) holds is not read."""
+    """Parts of one attention ``[..., Hq, Dv]`` by their natural-log LSE ``[..., Hq]``; an empty part (LSE -inf) is not read."""
     lse = jnp.stack(lses)
     out = jnp.stack([x.astype(jnp.float32) for x in outs])
     peak = jnp.max(lse, axis=0)

@@ -133,7 +133,7 @@ def absorb(
     numbers: Numbers,
     softmax: Softmax,
 ) -> State:
-    """The state behind a chunk ``page [Hkv, C, lanes]`` whose tokens are ``first``, ``first + 1``, …; rows see ``start <= key < end``."""
+    """The state behind a chunk ``page [Hkv, C, lanes]`` of the tokens from ``first`` on; rows see ``start <= key < end``."""
     peak, total, summed = state
     tokens = page.shape[1]
     position = first + lax.broadcasted_iota(jnp.int32, (softmax.rows, tokens), 1)
@@ -166,7 +166,8 @@ def absorb(
             lowest = jnp.max(jnp.where(of_mine, start, 0))
             return jnp.where(mine, weighted(weights, visible_values(lowest, highest)), found)
 
-        return lax.fori_loop(0, softmax.queries, of_query, jnp.zeros(summed.shape, jnp.float32))
+        found: jax.Array = lax.fori_loop(0, softmax.queries, of_query, jnp.zeros(summed.shape, jnp.float32))
+        return found
 
     strange = jnp.max(jnp.where(jnp.abs(shown.astype(jnp.float32)) < jnp.inf, 0, 1)) > 0
     added = lax.cond(strange, one_by_one, lambda: weighted(weights, shown))
