@@ -261,7 +261,8 @@ class Compiled:
         lowered = self._lowered.get(key)
         if lowered is None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
-            lowered = self._lowered.put(key, jax.export.export(jitted)(*shapes).call)
+            # Within a jit, whose trace is kept: by itself an export is another function each time it is called.
+            lowered = self._lowered.put(key, jax.jit(jax.export.export(jitted)(*shapes).call))
         called: Callable[..., Any] = lowered
         return called
 

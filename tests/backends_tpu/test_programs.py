@@ -122,6 +122,17 @@ def test_segments_of_the_same_operations_share_an_executable(backend: Backend) -
     assert backend.fetch(a).tolist() == [1, 2, 3, 4]
 
 
+def test_a_step_with_attention_and_its_twin_are_compiled_once(backend: Backend) -> None:
+    """Through doors and the decode kernel as well: what is traced anew is known again."""
+    one, twin = decoder(backend), decoder(backend)
+    warm_trace(one)
+    before = backend.info["compiles"]
+    for _ in range(2):
+        backend.capture(one.segment)
+    warm_trace(twin)
+    assert backend.info["compiles"] == before
+
+
 def test_an_array_made_by_jax_inside_a_segment_is_refused(backend: Backend) -> None:
     """A constant that JAX or numpy makes would be baked into the program."""
     a = backend.buffer("a", np.zeros(4, np.float32))
