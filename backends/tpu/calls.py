@@ -255,9 +255,10 @@ class Compiled:
     def _callable(
         self, key: Hashable, function: Callable[..., Any], arrays: tuple[Any, ...], sizes: dict[str, Any]
     ) -> Callable[..., Any]:
-        jitted = _jitted(function, tuple(sizes.items()))
+        jitted: Any = _jitted(function, tuple(sizes.items()))
         if not self._lower_once:
-            return jitted
+            inline: Callable[..., Any] = jitted
+            return inline
         lowered = self._lowered.get(key)
         if lowered is None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)

@@ -20,7 +20,7 @@ def _heard() -> list[int]:
     """One count for the process: JAX keeps a listener for good."""
     count = [0]
 
-    def listen(event: str, _seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         count[0] += event == EVENT
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -38,4 +38,4 @@ def make_room() -> None:
     On the host a program takes up to a few hundred mappings, and JAX keeps thousands of programs.
     """
     if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
-        jax.clear_caches()  # type: ignore[no-untyped-call]  # jax leaves it untyped
+        jax.clear_caches()

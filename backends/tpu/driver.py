@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -105,10 +106,8 @@ class TpuDriver(Driver):
             "launches": dict(self._launches),
             "replayed": dict(self._replayed),
         }
-        try:
+        with suppress(PackageNotFoundError):
             found["libtpu"] = version("libtpu")
-        except PackageNotFoundError:
-            pass
         memory = self._device.memory_stats()
         if memory and "bytes_limit" in memory:
             found["total_bytes"] = memory["bytes_limit"]
@@ -125,7 +124,8 @@ class TpuDriver(Driver):
         try:
             # Not by a program of XLA: it would be another one for each shape.
             blank = np.zeros(shape, np.dtype(dtype))
-            return jax.device_put(blank, self._device, may_alias=False).block_until_ready()
+            made: jax.Array = jax.device_put(blank, self._device, may_alias=False)
+            return made.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if EXHAUSTED not in str(error):
                 raise
@@ -138,7 +138,8 @@ class TpuDriver(Driver):
     def _placed(self, bits: HostArray, dtype: str) -> jax.Array:
         # A copy of our own: JAX may read host memory until a transfer is done, or even keep to it where host and device share it.
         own = np.array(bits, order="C", copy=True)
-        return jax.device_put(own.view(np.dtype(dtype)), self._device, may_alias=False)
+        placed: jax.Array = jax.device_put(own.view(np.dtype(dtype)), self._device, may_alias=False)
+        return placed
 
     def to_host(self, x: DeviceArray) -> HostArray:
         """The bytes, after everything asked for before."""
@@ -146,7 +147,7 @@ class TpuDriver(Driver):
         found = self._read(value)
         return found.view(BITS_DTYPE[x.dtype]) if x.dtype in BITS_DTYPE else found
 
-    def _read(self, value: jax.Array) -> HostArray:
+    def _read(self, value: Any) -> HostArray:
         if not value.is_ready():
             self._counts["waits"] += 1
         self._counts["bytes_down"] += value.nbytes
@@ -177,7 +178,8 @@ class TpuDriver(Driver):
             buffer.handle = self._compiled(calls.set_rows, buffer.handle, part, self._number(row))
 
     def _number(self, n: int) -> jax.Array:
-        return jax.device_put(np.int32(n), self._device)
+        number: jax.Array = jax.device_put(np.int32(n), self._device)
+        return number
 
     def free(self, buffer: Buffer) -> None:
         """Drop the array; its memory goes once nothing that was asked for needs it."""

@@ -26,7 +26,7 @@ def open_host(*, by: str) -> Driver:
     Raises:
         BackendUnavailable: this process has made JAX use other platforms only.
     """
-    platforms = jax.config.jax_platforms
+    platforms = _platforms()
     if platforms is None:
         # Otherwise JAX looks for a TPU that is not there for as long as its libraries like.
         jax.config.update("jax_platforms", "cpu")
@@ -52,8 +52,14 @@ def open_device(index: int) -> Driver:
         devices = jax.local_devices(backend="tpu")
     except RuntimeError as error:
         raise BackendUnavailable(
-            f"tpu: JAX sees no TPU in this process (jax_platforms is {jax.config.jax_platforms!r}): {error}"
+            f"tpu: JAX sees no TPU in this process (jax_platforms is {_platforms()!r}): {error}"
         ) from error
     if index >= len(devices):
         raise BackendUnavailable(f"tpu option device: got {index}, JAX sees {len(devices)} TPU(s) on this host")
     return TpuDriver(devices[index], Way("pallas", interpret=False))
+
+
+def _platforms() -> str | None:
+    """What JAX may use in this process, as it was told; None where nobody told it."""
+    told: str | None = getattr(jax.config, "jax_platforms")  # noqa: B009  (jax declares its settings at run time)
+    return told
