@@ -236,7 +236,7 @@ class Compiled:
         key = (function, given, tree, *((x.shape, x.dtype) for x in leaves))
         executable = self._kept.get(key)
         if executable is None:
-            executable = _jitted(function, given).lower(*arrays).compile(compiler_options=self._options)
+            executable = lowered(function, given, *arrays).compile(compiler_options=self._options)
             self._kept[key] = executable
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -246,6 +246,11 @@ class Compiled:
     def clear(self) -> None:
         """Forget every executable."""
         self._kept.clear()
+
+
+def lowered(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
+    """``function`` with its sizes given, ready to be compiled for arrays, or for what describes them."""
+    return _jitted(function, sizes).lower(*arrays)
 
 
 @lru_cache(maxsize=4 * KEPT)
