@@ -20,6 +20,8 @@ from forebay.kernels.pallas import rows
 from forebay.kernels.pallas.pages import PageFormat
 from forebay.kernels.pallas.paged_decode import count_invalid, paged_decode
 
+from .formats import described
+
 
 @dataclass(frozen=True)
 class Store:
@@ -208,7 +210,7 @@ def set_rows(whole: jax.Array, part: jax.Array, row: jax.Array) -> jax.Array:
 KEPT: Final = 192
 """Executables."""
 _DONATED: Final = {write: (0, 1), read: (1,), copy: (0, 1), stage: (0,), attend: (1,), set_rows: (0,)}
-"""The positions of arguments whose memory a function takes over."""
+"""The positions of arguments whose memory a function takes over; the first argument is what Buffers hold."""
 
 
 class Compiled:
@@ -250,9 +252,19 @@ class Compiled:
 
 def lowered(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...], *arrays: Any) -> Any:
     """``function`` with its sizes given, ready to be compiled for arrays, or for what describes them."""
-    return _jitted(function, sizes).lower(*arrays)
+    if function not in _DONATED:
+        return _jitted(function, sizes).lower(*arrays)
+    cells = jax.tree.map(described, arrays[0])
+    formats = jax.tree.map(lambda cell: cell.format, cells)
+    made = {write: (formats, None), copy: (formats, None), stage: formats, set_rows: formats}.get(function)
+    return _jitted(function, sizes, made).lower(cells, *arrays[1:])
 
 
 @lru_cache(maxsize=4 * KEPT)
-def _jitted(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...]) -> Any:
-    return jax.jit(partial(function, **dict(sizes)), donate_argnums=_DONATED.get(function, ()), keep_unused=True)
+def _jitted(function: Callable[..., Any], sizes: tuple[tuple[str, Any], ...], formats: Any = None) -> Any:
+    return jax.jit(
+        partial(function, **dict(sizes)),
+        donate_argnums=_DONATED.get(function, ()),
+        keep_unused=True,
+        out_shardings=formats,
+    )

@@ -33,6 +33,7 @@ from forebay.specs.write_loc import WriteLoc
 from . import calls
 from .arrays import DeviceArray, TraceScope
 from .compiles import compiles
+from .formats import cell_format, zeros
 from .namespace import TpuNamespace
 from .programs import Program, Programs
 
@@ -123,7 +124,7 @@ class TpuDriver(Driver):
             MemoryError: there is not that much.
         """
         try:
-            return jnp.zeros(shape, dtype, device=self._device).block_until_ready()
+            return zeros(shape, dtype, self._device).block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if EXHAUSTED not in str(error):
                 raise
@@ -133,10 +134,10 @@ class TpuDriver(Driver):
         """A new array."""
         return self._scope.wrap(self._placed(bits, dtype))
 
-    def _placed(self, bits: HostArray, dtype: str) -> jax.Array:
+    def _placed(self, bits: HostArray, dtype: str, where: Any = None) -> jax.Array:
         # A copy of our own: JAX may read host memory until a transfer is done, or even keep to it where host and device share it.
         own = np.array(bits, order="C", copy=True)
-        return jax.device_put(own.view(np.dtype(dtype)), self._device, may_alias=False)
+        return jax.device_put(own.view(np.dtype(dtype)), where or self._device, may_alias=False)
 
     def to_host(self, x: DeviceArray) -> HostArray:
         """The bytes, after everything asked for before."""
@@ -168,10 +169,11 @@ class TpuDriver(Driver):
 
     def store(self, buffer: Buffer, bits: HostArray, row: int | None) -> None:
         """Another array, or the old one with other rows."""
-        part = self._placed(bits, buffer.dtype)
         if row is None:
-            buffer.handle = part
+            form = cell_format(buffer.shape, jax.sharding.SingleDeviceSharding(self._device))
+            buffer.handle = self._placed(bits, buffer.dtype, form)
         elif len(bits):
+            part = self._placed(bits, buffer.dtype)
             buffer.handle = self._compiled(calls.set_rows, buffer.handle, part, self._number(row))
 
     def _number(self, n: int) -> jax.Array:

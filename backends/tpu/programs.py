@@ -21,6 +21,7 @@ from forebay.specs.errors import CaptureViolation
 from forebay.specs.segment import Buffer, Step
 
 from .arrays import TraceScope
+from .formats import cell_format
 from .likeness import likeness
 
 KEPT: Final = 128
@@ -190,7 +191,9 @@ class Programs:
         key = (donated, traced.read, outputs, likeness(traced.jaxpr))
         if key not in self._kept:
             structs = [self._struct(buffer) for buffer in traced.inputs]
-            lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*structs)
+            formats = tuple(self._struct(buffer).format for buffer in traced.outputs)
+            jitted = jax.jit(step, donate_argnums=donated, keep_unused=True, out_shardings=(formats, None))
+            lowered = jitted.lower(*structs)
             self._kept[key] = lowered.compile(compiler_options=self._options)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
@@ -202,7 +205,8 @@ class Programs:
         self._kept.clear()
 
     def _struct(self, buffer: Buffer) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(buffer.shape, jnp.dtype(buffer.dtype), sharding=self._sharding)
+        form = cell_format(buffer.shape, self._sharding)
+        return jax.ShapeDtypeStruct(buffer.shape, jnp.dtype(buffer.dtype), sharding=form)
 
 
 def _as_whole(before: jax.Array, value: jax.Array) -> jax.Array:
