@@ -186,30 +186,30 @@ def decodes(cases: Cases) -> None:
         other = KINDS[1 - KINDS.index(dtype)]
         for width in FUSED:
             cases.decode(Stored(dtype, width), 4)
+        for width in (64, 80, 256):
             cases.decode(Stored(dtype, width), 4, query_len=4)
-        for width in (64, 80, 128):
+        for width in (80, 128):
             cases.decode(Stored(dtype, width), 4, path="gather")
         cases.decode(Stored(dtype, 128), 1)
         for group in (3, 8, 16):
             cases.decode(Stored(dtype, 128), group)
         for heads in (1, 32):
             cases.decode(Stored(dtype, 128, heads), 1)
-        cases.decode(Stored(dtype, 64, 32), 1)
         cases.decode(Stored(dtype, 256, 32), 1)
         for query_len, group in ((4, 16), (64, 1), (64, 8), (256, 8)):
             cases.decode(Stored(dtype, 128), group, query_len=query_len, rows=1)
         cases.decode(Stored(dtype, 256), 8, query_len=256, rows=1)
-        for size in (1, 4, 8, 32, 64, 128):
+        for size in (2, 4, 8, 32, 64, 128):
             cases.decode(Stored(dtype, 128, block_size=size), 4)
-            cases.decode(Stored(dtype, 64, 3, size), 3)
         for width, values in LATENT:
             stored = Stored(dtype, width, 1, values=values)
-            cases.decode(stored, 16)
-            cases.decode(stored, 16, query_len=4)
+            cases.decode(stored, 16, query_len=4 if width == 320 else 1)
         for group in (1, 128):
             cases.decode(Stored(dtype, 576, 1, values=512), group)
         cases.decode(Stored(dtype, 576, 1, values=512), 16, path="gather")
-        cases.decode(Stored(dtype, 576, 1, 64, 512), 16)
+        for size in (4, 64):
+            cases.decode(Stored(dtype, 576, 1, size, 512), 16)
+        cases.decode(Stored(dtype, 128, 32, 4), 1, query_len=4)
         cases.decode(Stored(dtype, 128), 4, query_len=4, sinks=True, capped=True)
         cases.decode(Stored(dtype, 128), 1, sinks=True, capped=True)
         cases.decode(Stored(dtype, 64), 8, sinks=True)  # gpt-oss
@@ -225,10 +225,10 @@ def decodes(cases: Cases) -> None:
 
 def doors(cases: Cases) -> None:
     """Writing, reading, copying and staging rows."""
-    kinds = [Stored(dtype, width) for dtype in KINDS for width in (32, 80, 128)]
-    kinds += [Stored(dtype, width, 1, values=values) for dtype in KINDS for width, values in LATENT[:2]]
-    kinds += [Stored("bfloat16", 128, 8, size) for size in (1, 4, 8)]
-    kinds += [SMOLLM2, Stored("bfloat16", 256, 1), Stored("float32", 128, 32)]
+    kinds = [Stored(dtype, width) for dtype in KINDS for width in (80, 128)]
+    kinds += [Stored(dtype, 576, 1, values=512) for dtype in KINDS]
+    kinds += [Stored("bfloat16", 128, 8, 2), Stored("bfloat16", 64, 3, 8), Stored("bfloat16", 320, 1, values=256)]
+    kinds += [SMOLLM2, Stored("float32", 32), Stored("bfloat16", 256, 1), Stored("float32", 128, 32)]
     for stored in dict.fromkeys(kinds):
         _door(cases, stored)
 

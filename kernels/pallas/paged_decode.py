@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from . import decode_kernel, decode_loop
 from .decode_kernel import Walk
-from .pages import MOST_TABLE_ENTRIES, PageFormat, pages_of_chunk, queries_of_block
+from .pages import MOST_TABLE_ENTRIES, PageFormat, pages_of_chunk, queries_of_block, rows_of_tile
 from .softmax import Softmax
 
 NO_WINDOW: Final = 2**31 - 1
@@ -78,6 +78,7 @@ def paged_decode(
         first_block,
         pages.shape[0],
         sinks is not None,
+        block_size % rows_of_tile(pages.dtype.itemsize) == 0,
     )
     width = page.value_slice[1]
     if batch == 0:

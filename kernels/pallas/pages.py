@@ -56,3 +56,8 @@ def pages_of_chunk(block_size: int, heads: int, lanes: int, itemsize: int) -> in
 def queries_of_block(query_len: int, group: int) -> int:
     """Queries of a sequence that share one pass over its keys."""
     return max(1, min(query_len, MOST_ROWS // group))
+
+
+def rows_of_tile(itemsize: int) -> int:
+    """Rows of a tile of the vector memory, on the chip that has the most: eight of elements of four bytes, more of narrower ones."""
+    return 32 // itemsize
