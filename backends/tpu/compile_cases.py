@@ -10,7 +10,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat
+from forebay.kernels.pallas.pages import LANES, MOST_SCALARS, PageFormat
 from forebay.specs.dtypes import ITEMSIZE
 from forebay.specs.geometry import fused_lanes
 
@@ -34,7 +34,8 @@ class Case:
         configuration: in words.
         compile: gives its ``jax.stages.Compiled`` for a device.
         layer: elements of a layer of a pool that it is given; layer_bytes: its bytes; 0 where there is none.
-        passes: bytes of what it is meant to hold in between: gathered pages.
+        passes: bytes of what it is meant to hold in between: gathered pages, and results with lanes of nobody.
+        beside: bytes of rows on their way through it; None: of the arguments that are no layer.
         kernels: Pallas kernels that it is to consist of.
         judged: whether it must compile and copy nothing; False for code that is not ours.
     """
@@ -45,6 +46,7 @@ class Case:
     layer: int = 0
     layer_bytes: int = 0
     passes: int = 0
+    beside: int | None = None
     kernels: int = 0
     judged: bool = True
 
@@ -168,6 +170,7 @@ class Cases:
         page = prod(stored.shape[1:]) * ITEMSIZE[stored.dtype]
         sizes = {"store": stored.store, "table_len": columns, "path": path, "by": "pallas", "interpret": False}
         passes = rows * columns * page if path == "gather" else 0
+        passes += rows * query_len * heads * LANES * 4  # the kernel's LSE, in every lane
         self.add(calls.attend, words, given, sizes, stored, passes=passes, kernels=1)
 
 
@@ -191,14 +194,13 @@ def decodes(cases: Cases) -> None:
         for width in (80, 128):
             cases.decode(Stored(dtype, width), 4, path="gather")
         cases.decode(Stored(dtype, 128), 1)
-        for group in (3, 8, 16):
+        for group in (3, 8, 16) if dtype == "bfloat16" else (16,):
             cases.decode(Stored(dtype, 128), group)
         for heads in (1, 32):
             cases.decode(Stored(dtype, 128, heads), 1)
         cases.decode(Stored(dtype, 256, 32), 1)
-        for query_len, group in ((4, 16), (64, 1), (64, 8), (256, 8)):
+        for query_len, group in ((64, 1), (64, 8), (256, 8)):
             cases.decode(Stored(dtype, 128), group, query_len=query_len, rows=1)
-        cases.decode(Stored(dtype, 256), 8, query_len=256, rows=1)
         for size in (2, 4, 8, 32, 64, 128):
             cases.decode(Stored(dtype, 128, block_size=size), 4)
         for width, values in LATENT:
@@ -207,20 +209,17 @@ def decodes(cases: Cases) -> None:
         for group in (1, 128):
             cases.decode(Stored(dtype, 576, 1, values=512), group)
         cases.decode(Stored(dtype, 576, 1, values=512), 16, path="gather")
-        for size in (4, 64):
-            cases.decode(Stored(dtype, 576, 1, size, 512), 16)
+        cases.decode(Stored(dtype, 576, 1, 4, 512), 16)
         cases.decode(Stored(dtype, 128, 32, 4), 1, query_len=4)
         cases.decode(Stored(dtype, 128), 4, query_len=4, sinks=True, capped=True)
         cases.decode(Stored(dtype, 128), 1, sinks=True, capped=True)
         cases.decode(Stored(dtype, 64), 8, sinks=True)  # gpt-oss
-        cases.decode(Stored(dtype, 256, 4), 2, capped=True)  # Gemma 2
         cases.decode(Stored(dtype, 64), 4, q=other)
         cases.decode(Stored(dtype, 128), 4, q=other, query_len=4)
         cases.decode(Stored(dtype, 576, 1, values=512), 16, q=other)
         cases.decode(Stored(dtype, 128), 4, q="float16")
-    for rows in (1, 256, MOST_TABLE_ENTRIES):  # the largest tables that scalar memory holds, in any shape
-        cases.decode(Stored("bfloat16", 128), 4, rows=rows, columns=MOST_TABLE_ENTRIES // rows)
-    cases.decode(Stored("bfloat16", 128), 8, rows=64, columns=MOST_TABLE_ENTRIES // 64, query_len=4, sinks=True)
+    for rows in (1, 256, MOST_SCALARS // 4):  # the largest tables that scalar memory holds, in any shape
+        cases.decode(Stored("bfloat16", 128, 1), 1, rows=rows, columns=MOST_SCALARS // rows - 1)
 
 
 def doors(cases: Cases) -> None:
@@ -228,7 +227,7 @@ def doors(cases: Cases) -> None:
     kinds = [Stored(dtype, width) for dtype in KINDS for width in (80, 128)]
     kinds += [Stored(dtype, 576, 1, values=512) for dtype in KINDS]
     kinds += [Stored("bfloat16", 128, 8, 2), Stored("bfloat16", 64, 3, 8), Stored("bfloat16", 320, 1, values=256)]
-    kinds += [SMOLLM2, Stored("float32", 32), Stored("bfloat16", 256, 1), Stored("float32", 128, 32)]
+    kinds += [SMOLLM2, Stored("float32", 32), Stored("bfloat16", 256, 1)]
     for stored in dict.fromkeys(kinds):
         _door(cases, stored)
 
@@ -251,7 +250,7 @@ def _door(cases: Cases, stored: Stored) -> None:
         return k, None if stored.latent else v
 
     store = {"store": stored.store}
-    for n, kind in ((ROWS, stored.dtype), (256, "float32"))[: 2 if stored.width in (128, 576) else 1]:
+    for n, kind in ((ROWS, stored.dtype), (256, "float32"))[: 2 if stored.width == 128 else 1]:
         cases.add(
             calls.write,
             f"{stored.words}, {n} rows {kind} by slots",

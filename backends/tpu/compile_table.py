@@ -16,7 +16,7 @@ from .compile_targets import Refused, Usage
 
 TABLE: Final = Path(__file__).with_name("compiled.json")
 SMALL: Final = 8
-"""A program may hold an eighth of a layer of a pool beside what it is given and gives: no copy of one fits."""
+"""A program may hold this part of a layer of a pool for itself."""
 
 
 @dataclass(frozen=True, order=True)
@@ -102,8 +102,10 @@ def rule_faults(row: Row, case: Case, found: Usage | Refused) -> list[str]:
 
 
 def temporaries_allowed(case: Case, found: Usage) -> int:
-    """Bytes: a part of a layer, what the case is meant to hold, and four times what is no layer, for rows on their way."""
-    return case.layer_bytes // SMALL + 2 * case.passes + 4 * found.others + (1 << 20)
+    """Bytes: a part of a layer, twice what the case is meant to hold, and four times the rows on their way; never a whole layer."""
+    rows = found.others if case.beside is None else case.beside
+    most = case.layer_bytes // SMALL + 2 * case.passes + 4 * rows + (1 << 20)
+    return min(most, case.layer_bytes - 1) if case.layer_bytes else most
 
 
 def name_faults(rows: Iterable[Row], held: Iterable[Row]) -> list[str]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat
+from forebay.kernels.pallas.pages import MOST_SCALARS, PageFormat, scalars_of
 from forebay.kernels.pallas.paged_decode import NO_WINDOW
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
@@ -54,6 +54,10 @@ class Way:
     by: str
     interpret: Any
     options: dict[str, Any] | None = None
+
+
+ON_DEVICE: Final = Way("pallas", interpret=False)
+"""On a TPU."""
 
 
 class TpuDriver(Driver):
@@ -294,12 +298,7 @@ class TpuDriver(Driver):
     def paged_decode(self, call: DecodeCall) -> tuple[DeviceArray, DeviceArray | None]:
         """The Pallas kernel, or the loop of XLA; gathering first is a pass of its own in front of the same."""
         act, pool = "paged_decode", call.pool
-        entries, most = self._xp.shape(call.q)[0] * call.table_len, MOST_TABLE_ENTRIES
-        if self._way.by == "pallas" and entries > most:
-            raise Unsupported(
-                f"paged_decode: {self._xp.shape(call.q)[0]} rows of {call.table_len} table columns are {entries} entries, the scalar "
-                f"memory of a TPU holds {most}; decode fewer rows at a time, or take larger blocks",
-            )
+        self._check_fetched(pool, self._xp.shape(call.q)[0], call.table_len)
         arrays = [self._scope.unwrap(act, x) for x in (call.q, call.table, call.visible)]
         sinks = None if call.sinks is None else self._scope.unwrap(act, call.sinks)
         if call.path == "gather":
@@ -325,6 +324,20 @@ class TpuDriver(Driver):
         )
         self._hold(pool.invalid_buffer, invalid)
         return self._scope.wrap(out), self._scope.wrap(lse) if call.return_lse else None
+
+    def _check_fetched(self, pool: Pool, rows: int, table_len: int) -> None:
+        """Refuse what the Pallas kernel cannot fetch: pages that are parts of a word, and tables that scalar memory does not hold."""
+        if self._way == ON_DEVICE and pool.geometry.block_size == 1:
+            raise Unsupported(
+                "paged_decode: the pool has blocks of 1 token, which a TPU stores so that no single one can be fetched; "
+                "make it of blocks of 2 tokens or more, 16 at best"
+            )
+        scalars = scalars_of(rows, table_len)
+        if self._way.by == "pallas" and scalars > MOST_SCALARS:
+            raise Unsupported(
+                f"paged_decode: {rows} rows of {table_len} table columns are {scalars} scalars, the scalar memory of a TPU holds "
+                f"{MOST_SCALARS}; decode fewer rows at a time, or take larger blocks",
+            )
 
     def merge_partials(self, outs: Sequence[Array], lses: Sequence[Array]) -> tuple[DeviceArray, DeviceArray]:
         """Parts of one attention, by their LSE."""
