@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from forebay.backends.torch_shared.guard import CaptureGuard, HostReadGuard
-from forebay.specs.live_info import LiveInfo
 from forebay.backends.torch_shared.namespace import TORCH_DTYPE
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver, ForeignMemory
 from forebay.specs.dtypes import BITS_DTYPE, HostArray
 from forebay.specs.errors import CaptureDeclined, CaptureViolation, DeviceLost, InvalidLayout
+from forebay.specs.live_info import LiveInfo
 from forebay.specs.pool import Pool
 from forebay.specs.segment import Buffer, Effects, Fetch, Step
 from forebay.specs.write_loc import WriteLoc

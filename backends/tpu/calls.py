@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from forebay.kernels.pallas import rows
-from forebay.kernels.pallas.pages import PageFormat
 from forebay.kernels.pallas.paged_decode import count_invalid, paged_decode
-
+from forebay.kernels.pallas.pages import PageFormat
 
 from .compiles import make_room
+from .formats import described
 
 T = TypeVar("T")
 KEPT: Final = 96
@@ -212,7 +212,7 @@ def set_rows(whole: jax.Array, part: jax.Array, row: jax.Array) -> jax.Array:
 
 
 _DONATED: Final = {write: (0, 1), read: (1,), copy: (0, 1), stage: (0,), attend: (1,), set_rows: (0,)}
-"""The positions of arguments whose memory a function takes over."""
+"""The positions of arguments whose memory a function takes over; the first argument is what Buffers hold."""
 
 
 class Compiled:
@@ -238,9 +238,9 @@ class Compiled:
         key = _key(function, arrays, sizes)
         executable = self._kept.get(key)
         if executable is None:
-            donated = _DONATED.get(function, ())
-            called = jax.jit(self._callable(key, function, arrays, sizes), donate_argnums=donated, keep_unused=True)
-            executable = self._kept.put(key, called.lower(*arrays).compile(compiler_options=self._options))
+            call = self._callable(key, function, arrays, sizes)
+            ready = lowered(function, tuple(sizes.items()), *arrays, call=call)
+            executable = self._kept.put(key, ready.compile(compiler_options=self._options))
         return executable(*arrays)
 
     def traced(self, function: Callable[..., Any], *arrays: Any, **sizes: Any) -> Any:
@@ -301,6 +301,23 @@ class Recent(Generic[T]):
 def _key(function: Callable[..., Any], arrays: tuple[Any, ...], sizes: dict[str, Any]) -> Hashable:
     leaves, tree = jax.tree.flatten(arrays)
     return (function, tuple(sizes.items()), tree, *((x.shape, x.dtype) for x in leaves))
+
+
+def lowered(
+    function: Callable[..., Any],
+    sizes: tuple[tuple[str, Any], ...],
+    *arrays: Any,
+    call: Callable[..., Any] | None = None,
+) -> Any:
+    """``function`` with its sizes given (``call``, where that is made already), ready to be compiled for arrays or what describes them."""
+    call = partial(function, **dict(sizes)) if call is None else call
+    if function not in _DONATED:
+        return jax.jit(call).lower(*arrays)
+    cells = jax.tree.map(described, arrays[0])
+    formats = jax.tree.map(lambda cell: cell.format, cells)
+    made = {write: (formats, None), copy: (formats, None), stage: formats, set_rows: formats}.get(function)
+    jitted = jax.jit(call, donate_argnums=_DONATED[function], keep_unused=True, out_shardings=made)
+    return jitted.lower(cells, *arrays[1:])
 
 
 @lru_cache(maxsize=4 * KEPT)

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat
 from forebay.kernels.pallas.paged_decode import NO_WINDOW
+from forebay.kernels.pallas.pages import MOST_SCALARS, PageFormat, scalars_of
 from forebay.specs.attention import DecodeCall
 from forebay.specs.capabilities import Capabilities
 from forebay.specs.driver import Driver
@@ -33,6 +33,7 @@ from forebay.specs.write_loc import WriteLoc
 from . import calls
 from .arrays import DeviceArray, TraceScope
 from .compiles import compiles
+from .formats import cell_format, zeros
 from .namespace import TpuNamespace
 from .programs import Program, Programs
 
@@ -55,6 +56,10 @@ class Way:
     by: str
     interpret: Any
     options: dict[str, Any] | None = None
+
+
+ON_DEVICE: Final = Way("pallas", interpret=False)
+"""On a TPU."""
 
 
 class TpuDriver(Driver):
@@ -122,10 +127,7 @@ class TpuDriver(Driver):
             MemoryError: there is not that much.
         """
         try:
-            # Not by a program of XLA: it would be another one for each shape.
-            blank = np.zeros(shape, np.dtype(dtype))
-            made: jax.Array = jax.device_put(blank, self._device, may_alias=False)
-            return made.block_until_ready()
+            return zeros(shape, dtype, self._device).block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             if EXHAUSTED not in str(error):
                 raise
@@ -135,10 +137,10 @@ class TpuDriver(Driver):
         """A new array."""
         return self._scope.wrap(self._placed(bits, dtype))
 
-    def _placed(self, bits: HostArray, dtype: str) -> jax.Array:
+    def _placed(self, bits: HostArray, dtype: str, where: Any = None) -> jax.Array:
         # A copy of our own: JAX may read host memory until a transfer is done, or even keep to it where host and device share it.
         own = np.array(bits, order="C", copy=True)
-        placed: jax.Array = jax.device_put(own.view(np.dtype(dtype)), self._device, may_alias=False)
+        placed: jax.Array = jax.device_put(own.view(np.dtype(dtype)), where or self._device, may_alias=False)
         return placed
 
     def to_host(self, x: DeviceArray) -> HostArray:
@@ -171,10 +173,11 @@ class TpuDriver(Driver):
 
     def store(self, buffer: Buffer, bits: HostArray, row: int | None) -> None:
         """Another array, or the old one with other rows."""
-        part = self._placed(bits, buffer.dtype)
         if row is None:
-            buffer.handle = part
+            form = cell_format(buffer.shape, jax.sharding.SingleDeviceSharding(self._device))
+            buffer.handle = self._placed(bits, buffer.dtype, form)
         elif len(bits):
+            part = self._placed(bits, buffer.dtype)
             buffer.handle = self._compiled(calls.set_rows, buffer.handle, part, self._number(row))
 
     def _number(self, n: int) -> jax.Array:
@@ -296,12 +299,7 @@ class TpuDriver(Driver):
     def paged_decode(self, call: DecodeCall) -> tuple[DeviceArray, DeviceArray | None]:
         """The Pallas kernel, or the loop of XLA; gathering first is a pass of its own in front of the same."""
         act, pool = "paged_decode", call.pool
-        entries, most = self._xp.shape(call.q)[0] * call.table_len, MOST_TABLE_ENTRIES
-        if self._way.by == "pallas" and entries > most:
-            raise Unsupported(
-                f"paged_decode: {self._xp.shape(call.q)[0]} rows of {call.table_len} table columns are {entries} entries, the scalar "
-                f"memory of a TPU holds {most}; decode fewer rows at a time, or take larger blocks",
-            )
+        self._check_fetched(pool, self._xp.shape(call.q)[0], call.table_len)
         arrays = [self._scope.unwrap(act, x) for x in (call.q, call.table, call.visible)]
         sinks = None if call.sinks is None else self._scope.unwrap(act, call.sinks)
         if call.path == "gather":
@@ -327,6 +325,20 @@ class TpuDriver(Driver):
         )
         self._hold(pool.invalid_buffer, invalid)
         return self._scope.wrap(out), self._scope.wrap(lse) if call.return_lse else None
+
+    def _check_fetched(self, pool: Pool, rows: int, table_len: int) -> None:
+        """Refuse what the Pallas kernel cannot fetch: pages that are parts of a word, and tables that scalar memory does not hold."""
+        if self._way == ON_DEVICE and pool.geometry.block_size == 1:
+            raise Unsupported(
+                "paged_decode: the pool has blocks of 1 token, which a TPU stores so that no single one can be fetched; "
+                "make it of blocks of 2 tokens or more, 16 at best"
+            )
+        scalars = scalars_of(rows, table_len)
+        if self._way.by == "pallas" and scalars > MOST_SCALARS:
+            raise Unsupported(
+                f"paged_decode: {rows} rows of {table_len} table columns are {scalars} scalars, the scalar memory of a TPU holds "
+                f"{MOST_SCALARS}; decode fewer rows at a time, or take larger blocks",
+            )
 
     def merge_partials(self, outs: Sequence[Array], lses: Sequence[Array]) -> tuple[DeviceArray, DeviceArray]:
         """Parts of one attention, by their LSE."""

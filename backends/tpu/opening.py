@@ -9,7 +9,7 @@ import jax
 from forebay.specs.driver import Driver
 from forebay.specs.errors import BackendUnavailable, InvalidInput
 
-from .driver import TpuDriver, Way
+from .driver import ON_DEVICE, TpuDriver, Way
 
 QUICK: Final = {
     "xla_backend_optimization_level": 0,
@@ -56,7 +56,7 @@ def open_device(index: int) -> Driver:
         ) from error
     if index >= len(devices):
         raise BackendUnavailable(f"tpu option device: got {index}, JAX sees {len(devices)} TPU(s) on this host")
-    return TpuDriver(devices[index], Way("pallas", interpret=False))
+    return TpuDriver(devices[index], ON_DEVICE)
 
 
 def _platforms() -> str | None:

@@ -22,6 +22,7 @@ from forebay.specs.segment import Buffer, Step
 
 from .arrays import TraceScope
 from .calls import Recent
+from .formats import cell_format
 from .likeness import likeness
 
 _HOST_READS: Final = (
@@ -190,8 +191,9 @@ class Programs:
         executable = self._kept.get(key)
         if executable is None:
             structs = [self._struct(buffer) for buffer in traced.inputs]
-            lowered = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*structs)
-            executable = self._kept.put(key, lowered.compile(compiler_options=self._options))
+            formats = tuple(self._struct(buffer).format for buffer in traced.outputs)
+            jitted = jax.jit(step, donate_argnums=donated, keep_unused=True, out_shardings=(formats, None))
+            executable = self._kept.put(key, jitted.lower(*structs).compile(compiler_options=self._options))
         return Program(executable, traced.inputs, traced.outputs, traced.emits, traced.kernels)
 
     def clear(self) -> None:
@@ -199,7 +201,8 @@ class Programs:
         self._kept.clear()
 
     def _struct(self, buffer: Buffer) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(buffer.shape, jnp.dtype(buffer.dtype), sharding=self._sharding)
+        form = cell_format(buffer.shape, self._sharding)
+        return jax.ShapeDtypeStruct(buffer.shape, jnp.dtype(buffer.dtype), sharding=form)
 
 
 def _as_whole(before: jax.Array, value: jax.Array) -> jax.Array:

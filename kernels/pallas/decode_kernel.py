@@ -35,6 +35,7 @@ class Walk:
         table_len: columns of the table, which is flat.
         first_block, num_blocks: the range of ids that are blocks.
         with_sinks: whether there are sinks.
+        whole_tiles: whether a page is whole tiles of the vector memory, so that pages of a chunk can lie one behind the other there.
     """
 
     softmax: Softmax
@@ -47,6 +48,7 @@ class Walk:
     first_block: int
     num_blocks: int
     with_sinks: bool
+    whole_tiles: bool
 
     @property
     def chunk_tokens(self) -> int:
@@ -108,8 +110,20 @@ def kernel(walk: Walk) -> Callable[..., None]:
             return pltpu.make_async_copy(pages_ref.at[page], place_of(half, j), arrived.at[half])
 
         def place_of(half: jax.Array, j: jax.Array) -> Any:
+            if not walk.whole_tiles:
+                return buffers.at[half, j]
             first_token = pl.multiple_of(j * walk.block_size, walk.block_size)
             return buffers.at[half, :, pl.ds(first_token, walk.block_size)]
+
+        def chunk_at(half: jax.Array) -> jax.Array:
+            if walk.whole_tiles:
+                return buffers[half]
+            # Rows of parts of tiles are put together as elements of four bytes: narrower ones cannot be moved by one row.
+            by_page = buffers[half]
+            rows = jnp.swapaxes(by_page.astype(jnp.float32), 0, 1).reshape(
+                walk.heads, walk.chunk_tokens, by_page.shape[3]
+            )
+            return rows.astype(by_page.dtype)
 
         first, count = chunks(visible_ref, window, program)
         visible = visible_ref[row_of(program)]
@@ -155,7 +169,7 @@ def kernel(walk: Walk) -> Callable[..., None]:
             lax.fori_loop(0, walk.chunk_pages, one, None)
             state = (peak_ref[:, :, :1], total_ref[:, :, :1], summed_ref[...])
             at = (first + i) * walk.chunk_tokens
-            peak, total, summed = absorb(state, q_ref[...], buffers[half], at, start, seen_end, numbers, softmax)
+            peak, total, summed = absorb(state, q_ref[...], chunk_at(half), at, start, seen_end, numbers, softmax)
             peak_ref[...] = jnp.broadcast_to(peak, peak_ref.shape)
             total_ref[...] = jnp.broadcast_to(total, total_ref.shape)
             summed_ref[...] = summed
@@ -194,6 +208,7 @@ def launch(
     """
     batch, blocks, heads, rows, key_lanes = q.shape
     width = walk.softmax.page.value_slice[1]
+    chunk = (heads, walk.chunk_tokens) if walk.whole_tiles else (walk.chunk_pages, heads, walk.block_size)
 
     def of_program(lanes: int) -> Any:
         return pl.BlockSpec(
@@ -213,7 +228,7 @@ def launch(
             in_specs=[*specs, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=[of_program(width), of_program(LANES)],
             scratch_shapes=[
-                pltpu.VMEM((2, heads, walk.chunk_tokens, pages.shape[3]), pages.dtype),
+                pltpu.VMEM((2, *chunk, pages.shape[3]), pages.dtype),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),

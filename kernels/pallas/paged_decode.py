@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from . import decode_kernel, decode_loop
 from .decode_kernel import Walk
-from .pages import MOST_TABLE_ENTRIES, PageFormat, pages_of_chunk, queries_of_block
+from .pages import MOST_SCALARS, PageFormat, pages_of_chunk, queries_of_block, rows_of_tile, scalars_of
 from .softmax import Softmax
 
 NO_WINDOW: Final = 2**31 - 1
@@ -58,10 +58,10 @@ def paged_decode(
     """
     batch, query_len, query_heads, _ = q.shape
     _, heads, block_size, lanes = pages.shape
-    if batch * table_len > MOST_TABLE_ENTRIES and by == "pallas":
+    if scalars_of(batch, table_len) > MOST_SCALARS and by == "pallas":
         raise ValueError(
-            f"paged_decode: {batch} rows of {table_len} table columns are {batch * table_len} entries, scalar memory holds "
-            f"{MOST_TABLE_ENTRIES}; decode fewer rows at a time, or take larger blocks"
+            f"paged_decode: {batch} rows of {table_len} table columns are {scalars_of(batch, table_len)} scalars, scalar memory holds "
+            f"{MOST_SCALARS}; decode fewer rows at a time, or take larger blocks"
         )
     group = query_heads // heads
     queries = queries_of_block(query_len, group)
@@ -78,6 +78,7 @@ def paged_decode(
         first_block,
         pages.shape[0],
         sinks is not None,
+        block_size % rows_of_tile(pages.dtype.itemsize) == 0,
     )
     width = page.value_slice[1]
     if batch == 0:

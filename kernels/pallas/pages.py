@@ -13,8 +13,8 @@ CHUNK_TOKENS: Final = 128
 """Tokens a chunk holds, at least one page; as many pages are in flight at a time."""
 CHUNK_BYTES: Final = 4 << 20
 """What the two halves of the double buffer may take of vector memory, of which a kernel gets 16 MiB on the smallest chip."""
-MOST_TABLE_ENTRIES: Final = 256_000
-"""Entries of a flattened table that scalar memory, 1 MiB of words, holds beside what else lies there."""
+MOST_SCALARS: Final = 256_000
+"""Entries of a flattened table and of what its rows see that scalar memory, 262,144 words, holds beside what else lies there."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,13 @@ def pages_of_chunk(block_size: int, heads: int, lanes: int, itemsize: int) -> in
 def queries_of_block(query_len: int, group: int) -> int:
     """Queries of a sequence that share one pass over its keys."""
     return max(1, min(query_len, MOST_ROWS // group))
+
+
+def rows_of_tile(itemsize: int) -> int:
+    """Rows of a tile of the vector memory, on the chip that has the most: eight of elements of four bytes, more of narrower ones."""
+    return 32 // itemsize
+
+
+def scalars_of(rows: int, table_len: int) -> int:
+    """Words of scalar memory that a table takes: its columns, and for each row the number of visible keys."""
+    return rows * (table_len + 1)
