@@ -26,11 +26,11 @@ from forebay.runtime.models.weights import Weights
 from forebay.runtime.state import DeviceState
 from forebay.runtime.variants import GREEDY
 from forebay.specs.backend import Backend
+from forebay.specs.descriptor import Selection
 from forebay.specs.dtypes import BITS_DTYPE, ITEMSIZE, HostArray
 from forebay.specs.errors import ColdCapture
 from forebay.specs.geometry import KVGeometry, storage_shapes
 from forebay.specs.segment import Buffer, Step
-from forebay.specs.descriptor import Selection
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,6 +55,8 @@ SMOLLM2 = {
 BLOCK = 16
 TABLE_LEN = 64
 SLOTS = 8
+WEIGHTS_ON_THEIR_WAY = 8 << 20
+"""Bytes: XLA fetches weights ahead, and splits float32 for its products."""
 
 
 class Described(TpuDriver):
@@ -137,7 +139,7 @@ def case(dtype: str, bucket: int, path: str = "direct") -> Case:
         lambda chip: compiled(chip, dtype, bucket, path),
         layer=layer,
         layer_bytes=layer * ITEMSIZE[dtype],
-        beside=bucket * SMOLLM2["vocab_size"] * 4,
+        beside=WEIGHTS_ON_THEIR_WAY,
         passes=bucket * TABLE_LEN * page if path == "gather" else 0,
         kernels=SMOLLM2["num_hidden_layers"],
     )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from forebay.backends.tpu.compile_cases import Case
-from forebay.backends.tpu.compile_table import Row, rule_faults
+from forebay.backends.tpu.compile_table import Row, digest, rule_faults
 from forebay.backends.tpu.compile_targets import Refused, Usage, aliased, libtpu
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +190,16 @@ def test_a_row_that_is_not_ours_may_do_as_it_likes() -> None:
     assert rule_faults(row, theirs, greedy) == rule_faults(row, theirs, Refused("no")) == []
     assert len(rule_faults(row, ours, greedy)) == 4
     assert len(rule_faults(row, ours, Refused("no"))) == 1
+
+
+def test_a_digest_is_of_what_a_module_does() -> None:
+    text = 'def f(x):\n    """Doc."""\n    return g(x, 1)\n'
+    same = "def f(\n    x,\n):\n    # why\n    return g(\n        x,\n        1,\n    )\n"
+    assert digest(text) == digest(same)
+    assert (
+        len({digest(text), digest(text.replace("1", "2")), digest(text.replace("1", "None")), digest(text + "f(1)\n")})
+        == 4
+    )
 
 
 def test_aliased_arguments_are_read_from_the_text_of_a_program() -> None:
