@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,8 @@ def compiled(chip: Any, dtype: str, bucket: int, path: str) -> Any:
     model = bind_llama(backend, config, Blank(Path("blank")), dtype=dtype, max_len=TABLE_LEN * BLOCK)
     state = DeviceState(backend, SLOTS, TABLE_LEN, MAX_STOP_TOKENS, config.vocab_size)
     segment = decode_segment(model, pool, state, bucket, path, GREEDY)
-    try:
+    with suppress(ColdCapture):  # it never ran, for there is nothing to run it on
         backend.capture(segment)
-    except ColdCapture:  # it never ran, for there is nothing to run it on
-        pass
     return driver.program.executable
 
 
