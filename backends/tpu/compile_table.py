@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -41,10 +42,26 @@ class Table:
 
 
 def sources() -> dict[str, str]:
-    """SHA-256 of every module that decides what is compiled: the kernels, and the functions that the driver makes of them."""
+    """Digests of the modules that decide what is compiled: the kernels, and the functions that the driver makes of them."""
     kernels = (Path(folder) for folder in forebay.kernels.pallas.__path__)
-    paths = [*sorted(path for folder in kernels for path in folder.glob("*.py")), Path(__file__).with_name("calls.py")]
-    return {f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    own = [Path(__file__).with_name(name) for name in ("calls.py", "formats.py")]
+    paths = [*sorted(path for folder in kernels for path in folder.glob("*.py")), *own]
+    return {f"{path.parent.name}/{path.name}": digest(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def digest(text: str) -> str:
+    """Of what a module does: how it is laid out and what it says in comments and docstrings is left out."""
+    return hashlib.sha256(repr(_plain(ast.parse(text))).encode()).hexdigest()[:32]
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as lists, alike in all versions of Python: without what is empty, and without strings that stand alone."""
+    if isinstance(node, list):
+        return [_plain(x) for x in node if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != []]
+    return [type(node).__name__, fields]
 
 
 def read(path: Path = TABLE) -> Table:

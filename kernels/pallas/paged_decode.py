@@ -56,6 +56,9 @@ def paged_decode(
     Raises:
         ValueError: more table entries than scalar memory holds.
     """
+    kind = q.dtype
+    if kind == jnp.float16:  # which the kernel cannot load, and which is computed in float32 in any case
+        q = q.astype(jnp.float32)
     batch, query_len, query_heads, _ = q.shape
     _, heads, block_size, lanes = pages.shape
     if scalars_of(batch, table_len) > MOST_SCALARS and by == "pallas":
@@ -82,7 +85,7 @@ def paged_decode(
     )
     width = page.value_slice[1]
     if batch == 0:
-        return jnp.zeros((*q.shape[:3], page.value_dim), q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
+        return jnp.zeros((*q.shape[:3], page.value_dim), kind), jnp.zeros(q.shape[:3], jnp.float32)
     # [B, T, Hkv, G, D] to [B, blocks, Hkv, queries * G, key_lanes], with zeros for queries and lanes that are none.
     spare = blocks * queries - query_len
     grouped = jnp.pad(
@@ -106,7 +109,7 @@ def paged_decode(
     out = out.reshape(batch, blocks * queries, query_heads, width)[:, :query_len]
     low = page.value_offset - page.value_slice[0]
     lse = lse.reshape(batch, blocks, heads, queries, group).transpose(0, 1, 3, 2, 4)
-    return out[..., low : low + page.value_dim], lse.reshape(batch, blocks * queries, query_heads)[:, :query_len]
+    return out[..., low : low + page.value_dim].astype(kind), lse.reshape(batch, blocks * queries, query_heads)[:, :query_len]
 
 
 def count_invalid(

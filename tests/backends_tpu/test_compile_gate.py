@@ -1,4 +1,4 @@
-"""The ahead-of-time gate: its tables are whole and of the present sources, a sample compiles as they say, and it notices what it is for.
+"""The ahead-of-time gate: its tables are whole and of the present sources, a sample compiles so, and it notices what it is for.
 
 libtpu takes its settings from the environment of a process, so the gate runs in processes of its own.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from forebay.backends.tpu.compile_cases import Case
-from forebay.backends.tpu.compile_table import Row, rule_faults
+from forebay.backends.tpu.compile_table import Row, digest, rule_faults
 from forebay.backends.tpu.compile_targets import Refused, Usage, aliased, libtpu
 
 ROOT = Path(__file__).parents[2]
@@ -131,50 +131,11 @@ def test_numbers_that_differ_from_the_table_are_a_fault_but_for_other_versions(t
     assert "no numbers are compared with it" in found.stdout
 
 
-SEEDED = '''
-"""Programs that the gate must not pass: the kernel over pages that XLA lays out by itself, and a donation that is none."""
-import jax
-import jax.numpy as jnp
-from forebay.backends.tpu import calls
-from forebay.backends.tpu.compile_cases import Case, Stored, arrays_for
-
-def copying(chip):
-    array, stored = arrays_for(chip), Stored("bfloat16", 80)
-    given = (array(stored.shape, "bfloat16"), array((1,), "int32"), array((8, 1, 32, 80), "bfloat16"), array((8, 65), "int32"))
-    given += (array((8,), "int32"), None, array((), "float32"), array((), "int32"), None)
-    sizes = {"store": stored.store, "table_len": 64, "path": "direct", "by": "pallas", "interpret": False}
-    return jax.jit(lambda *x: calls.attend(*x, **sizes), donate_argnums=1, keep_unused=True).lower(*given).compile()
-
-def kept(chip):
-    x = arrays_for(chip)((1024,), "float32")
-    return jax.jit(lambda x: jnp.sum(x), donate_argnums=0).lower(x).compile()
-
-def refused(chip):
-    raise ValueError("no such thing")
-
-def cases():
-    stored = Stored("bfloat16", 80)
-    layer = {"layer": stored.nbytes // 2, "layer_bytes": stored.nbytes}
-    return [Case("copying", "seeded", copying, kernels=2, **layer), Case("kept", "seeded", kept), Case("refused", "seeded", refused)]
-'''
-
-
 def test_copies_lost_donations_and_refusals_are_faults(tmp_path: Path) -> None:
     compiler()
-    (tmp_path / "seeded_cases.py").write_text(SEEDED, encoding="utf-8")
-    found = subprocess.run(
-        [
-            sys.executable, "-c",
-            "import sys; sys.path[:0] = [%r, '']\nfrom forebay.backends.tpu.compile_gate import compiled, result_faults, work_of\n"
-            "if __name__ == '__main__':\n"
-            "    work = {r: c for r, c in work_of('seeded_cases').items() if r.target == 'v5e'}\n"
-            "    from forebay.backends.tpu.compile_targets import measured\n"
-            "    found = {r: measured(c.compile, r.target, c.layer) for r, c in work.items()}\n"
-            "    print(*result_faults(work, found, None), sep='\\n')" % str(tmp_path),
-        ],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=SECONDS,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
+    seeded = ("--cases", "tests.backends_tpu.seeded_cases", "--table", str(tmp_path / "seeded.json"))
+    found = gate(*seeded, "--write", "--only", " on v5e", "--workers", "1")
+    assert found.returncode == 1, found.stdout + found.stderr
     faults = found.stdout
     assert re.search(r"copying \[seeded\] on v5e: holds \d+ bytes of temporaries", faults), faults
     assert re.search(r"copying \[seeded\] on v5e: copies a layer of a pool \d+ times", faults), faults
@@ -192,8 +153,19 @@ def test_a_row_that_is_not_ours_may_do_as_it_likes() -> None:
     assert len(rule_faults(row, ours, Refused("no"))) == 1
 
 
+def test_a_digest_is_of_what_a_module_does() -> None:
+    text = 'def f(x):\n    """Doc."""\n    return g(x, 1)\n'
+    same = "def f(\n    x,\n):\n    # why\n    return g(\n        x,\n        1,\n    )\n"
+    assert digest(text) == digest(same)
+    assert (
+        len({digest(text), digest(text.replace("1", "2")), digest(text.replace("1", "None")), digest(text + "f(1)\n")})
+        == 4
+    )
+
+
 def test_aliased_arguments_are_read_from_the_text_of_a_program() -> None:
-    text = "HloModule jit_write, input_output_alias={ {0}: (0, {}, may-alias), {1}: (7, {}, may-alias) }, entry_computation_layout={()}\n"
+    pairs = "{ {0}: (0, {}, may-alias), {1}: (7, {}, may-alias) }"
+    text = f"HloModule jit_write, input_output_alias={pairs}, entry_computation_layout={{()}}\n"
     assert aliased(text) == [0, 7]
     assert aliased("HloModule jit_read, entry_computation_layout={()}\n") == []
 
