@@ -309,7 +309,7 @@ def lowered(
     *arrays: Any,
     call: Callable[..., Any] | None = None,
 ) -> Any:
-    """``function`` with its sizes given (``call``, where that is made already), ready to be compiled for arrays or what describes them."""
+    """``function`` with its sizes given (``call``, where that is made already), ready to be compiled for arrays or their like."""
     call = partial(function, **dict(sizes)) if call is None else call
     if function not in _DONATED:
         return jax.jit(call).lower(*arrays)

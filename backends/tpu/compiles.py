@@ -20,7 +20,7 @@ def _heard() -> list[int]:
     """One count for the process: JAX keeps a listener for good."""
     count = [0]
 
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:  # noqa: ARG001  (JAX names it)
         count[0] += event == EVENT
 
     jax.monitoring.register_event_duration_secs_listener(listen)

@@ -109,7 +109,9 @@ def paged_decode(
     out = out.reshape(batch, blocks * queries, query_heads, width)[:, :query_len]
     low = page.value_offset - page.value_slice[0]
     lse = lse.reshape(batch, blocks, heads, queries, group).transpose(0, 1, 3, 2, 4)
-    return out[..., low : low + page.value_dim].astype(kind), lse.reshape(batch, blocks * queries, query_heads)[:, :query_len]
+    return out[..., low : low + page.value_dim].astype(kind), lse.reshape(batch, blocks * queries, query_heads)[
+        :, :query_len
+    ]
 
 
 def count_invalid(

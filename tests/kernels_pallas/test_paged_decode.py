@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forebay.kernels.pallas.paged_decode import paged_decode
-from forebay.kernels.pallas.pages import MOST_TABLE_ENTRIES, PageFormat, pages_of_chunk, queries_of_block
+from forebay.kernels.pallas.pages import MOST_SCALARS, PageFormat, pages_of_chunk, queries_of_block
 from tests.kernels_pallas.cases import NONE, Case, build, run
 from tests.kernels_pallas.oracle import complaint
 
@@ -124,8 +124,8 @@ def test_no_rows_are_no_rows(by: str) -> None:
 
 def test_a_table_that_scalar_memory_cannot_hold_is_refused() -> None:
     call = build(Case((1, 1)))
-    wide = MOST_TABLE_ENTRIES // 2 + 1
-    with pytest.raises(ValueError, match=f"{2 * wide} entries, scalar memory holds {MOST_TABLE_ENTRIES}.*fewer rows"):
+    wide = MOST_SCALARS // 2
+    with pytest.raises(ValueError, match=f"{2 * wide + 2} scalars, scalar memory holds {MOST_SCALARS}.*fewer rows"):
         paged_decode(
             jnp.asarray(call.q),
             jnp.asarray(call.pages),
