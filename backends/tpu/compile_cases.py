@@ -127,7 +127,7 @@ class Cases:
         def compile_for(device: Any) -> Any:
             return calls.lowered(function, tuple(sizes.items()), *given(arrays_for(device))).compile()
 
-        pool = {} if stored is None else {"layer": prod(stored.shape), "layer_bytes": stored.nbytes}
+        pool: Any = {} if stored is None else {"layer": prod(stored.shape), "layer_bytes": stored.nbytes}
         self.found.append(Case(function.__name__, words, compile_for, **pool, **more))
 
     def decode(
@@ -254,7 +254,7 @@ def _door(cases: Cases, stored: Stored) -> None:
         cases.add(
             calls.write,
             f"{stored.words}, {n} rows {kind} by slots",
-            lambda array, n=n, kind=kind: (*pool(array), by_slots(array, n), *rows(array, n, kind)),
+            lambda array, n=n, kind=kind: (*pool(array), by_slots(array, n), *rows(array, n, kind)),  # type: ignore[misc]
             {**store, "where": slots},
             stored,
         )
@@ -305,7 +305,7 @@ def others(cases: Cases) -> None:
             cases.add(
                 calls.merge,
                 f"{dtype}, D{width}, {parts} parts",
-                lambda array, dtype=dtype, width=width, parts=parts: (
+                lambda array, dtype=dtype, width=width, parts=parts: (  # type: ignore[misc]
                     (array((ROWS, 1, 32, width), dtype),) * parts,
                     (array((ROWS, 1, 32), "float32"),) * parts,
                 ),
@@ -315,7 +315,7 @@ def others(cases: Cases) -> None:
         cases.add(
             calls.set_rows,
             f"{dtype} {list(shape)}, one row",
-            lambda array, shape=shape, dtype=dtype: (
+            lambda array, shape=shape, dtype=dtype: (  # type: ignore[misc]
                 array(shape, dtype),
                 array((1, *shape[1:]), dtype),
                 array((), "int32"),

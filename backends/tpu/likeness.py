@@ -58,7 +58,7 @@ def _parameter(value: Any) -> Hashable:
         return tuple(_parameter(part) for part in value)
     if (
         type(value).__hash__ is not None
-        and type(value).__eq__ is not object.__eq__
+        and type(value).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
         and not isinstance(value, ClosedJaxpr)
     ):
         try:

@@ -117,7 +117,7 @@ def kernel(walk: Walk) -> Callable[..., None]:
 
         def chunk_at(half: jax.Array) -> jax.Array:
             if walk.whole_tiles:
-                return buffers[half]
+                return buffers[half]  # type: ignore[no-any-return]  # Pallas leaves it untyped
             # Rows of parts of tiles are put together as elements of four bytes: narrower ones cannot be moved by one row.
             by_page = buffers[half]
             rows = jnp.swapaxes(by_page.astype(jnp.float32), 0, 1).reshape(

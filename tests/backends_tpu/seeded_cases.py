@@ -27,8 +27,9 @@ def copying(chip: Any) -> Any:
     )
 
     def attend(*x: jax.Array) -> Any:
-        sizes = {"table_len": 64, "path": "direct", "by": "pallas", "interpret": False}
-        return calls.attend(*x[:5], None, *x[5:], None, store=STORED.store, **sizes)
+        sizes: Any = {"table_len": 64, "path": "direct", "by": "pallas", "interpret": False}
+        operands: Any = (*x[:5], None, *x[5:], None)
+        return calls.attend(*operands, store=STORED.store, **sizes)
 
     return jax.jit(attend, donate_argnums=1, keep_unused=True).lower(*given).compile()
 
@@ -43,6 +44,6 @@ def refused(chip: Any) -> Any:
 
 
 def cases() -> list[Case]:
-    layer = {"layer": STORED.nbytes // 2, "layer_bytes": STORED.nbytes}
+    layer: Any = {"layer": STORED.nbytes // 2, "layer_bytes": STORED.nbytes}
     made = [Case("copying", "seeded", copying, kernels=2, **layer)]
     return [*made, Case("kept", "seeded", kept), Case("refused", "seeded", refused)]

@@ -33,7 +33,7 @@ from forebay.specs.errors import ColdCapture
 from forebay.specs.geometry import KVGeometry, storage_shapes
 from forebay.specs.segment import Buffer, Step
 
-SMOLLM2 = {
+SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 49152,
@@ -126,7 +126,10 @@ def compiled(chip: Any, dtype: str, bucket: int, path: str) -> Any:
     segment = decode_segment(model, pool, state, bucket, path, GREEDY)
     with suppress(ColdCapture):  # it never ran, for there is nothing to run it on
         backend.capture(segment)
-    return driver.program.executable
+    program = driver.program
+    if program is None:
+        raise AssertionError("the step was not compiled")
+    return program.executable
 
 
 def case(dtype: str, bucket: int, path: str = "direct") -> Case:
