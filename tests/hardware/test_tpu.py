@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from forebay.hardware.checking import report
-from forebay.hardware.checking.bandwidth import Size
+from forebay.hardware.checking.bandwidth import Size, Ways, measured
+from forebay.hardware.checking.part import Task
 from forebay.hardware.tpu import bandwidth, faults, peers
 from forebay.hardware.tpu.plan import CHECK
+from forebay.runtime import Settings, open_backend
 from forebay.specs.faults.seeding import check_applies
 
 from .dry import Ran, dry_run
@@ -105,3 +108,17 @@ def test_peers_are_asked_at_one_group_only() -> None:
     ready, absent = peers.peers(8, 64, peers.AT_GROUP, 128, 2)
     assert {*ready, *absent} == {"paged_attention", "ragged_paged_attention"}
     assert bandwidth.peers_of(Size(8, 64), 1, 128) == ({}, {})
+
+
+def test_what_times_a_device_gives_rates_on_the_host_and_refusals_of_peers(tmp_path: Path) -> None:
+    task = Task("tpu:xla", False, tmp_path, tmp_path, tmp_path, time.monotonic() + 600, lambda _status, _data: None)
+    size = Size(2, 64)
+    ways = Ways((size,), bandwidth.ours, bandwidth.timed, bandwidth.read_ceiling, bandwidth.peers_of)
+    with open_backend("tpu:xla", settings=Settings()) as backend:
+        rows = {row["way"]: row for row in measured(backend, task, ways, 128, peers.AT_GROUP, size, 2**19)}
+    ours = rows.pop("forebay direct")
+    assert ours["gb_s"] > 0
+    assert ours["to_ceiling"] == pytest.approx(ours["gb_s"] / ours["ceiling_gb_s"])
+    assert rows.keys() == {"paged_attention", "ragged_paged_attention"}
+    assert "Only interpret mode" in rows["paged_attention"]["error"]  # the host runs no TPU kernel
+    assert "TPU version" in rows["ragged_paged_attention"]["error"]
