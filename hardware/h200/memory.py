@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from forebay.hardware.h200.cases import CASES
-from forebay.hardware.h200.part import Result, Task
-from forebay.hardware.h200.running import run_process
+from forebay.hardware.checking.cases import CASES
+from forebay.hardware.checking.part import Result, Task
+from forebay.hardware.checking.running import run_process
 
 TOOL: Final = "compute-sanitizer"
 FOUND_ERRORS: Final = 99
@@ -18,8 +18,8 @@ FOUND_ERRORS: Final = 99
 
 def run(task: Task) -> Result:
     """Fails by what the tool finds, by a value that is wrong, or by a case that does not end."""
-    tool = None if task.dry else find_tool(task.cuda_home)
-    command = [sys.executable, "-m", "forebay.hardware.h200.cases", task.backend]
+    tool = None if task.dry else find_tool(task.tools)
+    command = [sys.executable, "-m", "forebay.hardware.checking.cases", task.backend]
     if tool is not None:
         # Blocks of torch's cache would hide what lies beyond a tensor.
         checker = [tool, "--tool", "memcheck", "--error-exitcode", str(FOUND_ERRORS)]
@@ -35,12 +35,12 @@ def run(task: Task) -> Result:
     if ended.status != 0 or len(over) != len(CASES):
         return "failed", data, [f"the cases ended with status {ended.status}, {len(over)} of {len(CASES)} of them"]
     if tool is None:
-        why = "dry run" if task.dry else f"neither on PATH nor in {task.cuda_home}"
+        why = "dry run" if task.dry else f"neither on PATH nor in {task.tools}"
         return "not present", data, [f"{TOOL}: {why}; values were compared, memory was not watched"]
     return "passed", data, []
 
 
-def find_tool(cuda_home: Path) -> str | None:
-    """The checker's path: on PATH, or in ``bin`` or a folder of its own below ``cuda_home``."""
-    places = (None, str(cuda_home / "bin"), str(cuda_home / TOOL))
+def find_tool(tools: Path) -> str | None:
+    """The checker's path: on PATH, or in ``bin`` or a folder of its own below ``tools``."""
+    places = (None, str(tools / "bin"), str(tools / TOOL))
     return next((found for place in places if (found := shutil.which(TOOL, path=place))), None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.hardware.h200.conforming import conform
-from forebay.hardware.h200.part import Result, Task
+from forebay.hardware.checking.conforming import conform
+from forebay.hardware.checking.part import Result, Task
 
 
 def run(task: Task) -> Result:

@@ -1,11 +1,10 @@
-"""An interpreter without the packages that an H200 host does not have, though this machine does."""
+"""An interpreter without the packages that a prepared machine does not have, though this one does."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
-
-ABSENT: Final = ("pydantic", "pydantic_core", "gguf", "requests", "prometheus_client", "importlinter")
 
 _SITE: Final = """
 import sys
@@ -24,8 +23,8 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 """
 
 
-def bare_site(folder: Path) -> Path:
-    """Fill ``folder``, which is made; with it on PYTHONPATH none of ABSENT is found."""
+def bare_site(folder: Path, absent: Collection[str]) -> Path:
+    """Fill ``folder``, which is made; with it on PYTHONPATH none of ``absent`` is found."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(_SITE.replace("{absent}", repr(set(ABSENT))), encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(_SITE.replace("{absent}", repr(set(absent))), encoding="utf-8")
     return folder

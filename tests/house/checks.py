@@ -41,10 +41,14 @@ THIRD_PARTY: Final[dict[str, frozenset[str]]] = {
     # Peers that a benchmark measures in the same run; they are imported inside functions, once a backend is open.
     "hardware/cpu/bench_attention.py": frozenset({"torch", "numba"}),
     "hardware/cpu/bench_decode.py": frozenset({"torch", "transformers"}),
+    "hardware/checking/shaped_model.py": frozenset({"safetensors"}),
+    "hardware/checking/transformers_tokens.py": frozenset({"torch", "transformers"}),
     "hardware/h200/bandwidth.py": frozenset({"torch"}),
     "hardware/h200/peers.py": frozenset({"torch", "flash_attn"}),
-    "hardware/h200/shaped_model.py": frozenset({"torch", "transformers"}),
-    "hardware/h200/tokens.py": frozenset({"torch", "transformers"}),
+    "hardware/tpu/bandwidth.py": frozenset({"jax"}),
+    "hardware/tpu/facts.py": frozenset({"jax"}),
+    "hardware/tpu/overhead.py": frozenset({"jax"}),
+    "hardware/tpu/peers.py": frozenset({"jax"}),
 }
 """Third-party modules a file may import, also for type checking only: the union over the folders it lies in."""
 

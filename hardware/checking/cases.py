@@ -1,4 +1,4 @@
-"""The smallest case of each kernel: what the memory checker watches. ``python -m forebay.hardware.h200.cases BACKEND``."""
+"""The smallest case of each kernel, compared with numpy: ``python -m forebay.hardware.checking.cases BACKEND``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of one part: ``python -m forebay.hardware.h200.part NAME --result FILE ...``."""
+"""The process of one part: ``python -m forebay.hardware.checking.part PACKAGE NAME --result FILE ...``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.hardware.h200.running import Status, write_result
+from forebay.hardware.checking.plan import check_of
+from forebay.hardware.checking.running import Status, write_result
 
-PARTS: Final = ("facts", "suite", "suite-full", "tokens", "faults", "memory", "bandwidth", "steps")
-"""Every part, in the order of the report."""
-TIMING: Final = ("bandwidth", "steps")
-"""Parts that measure: nothing else runs beside them, and they decide nothing."""
 HOOKS: Final = ("crash", "hang", "fail")
 
 
@@ -25,11 +22,11 @@ class Task:
     """What a part is told.
 
     Attributes:
-        backend: ``cuda``, or ``cuda:interpret`` in a dry run.
+        backend: the device's, or what a dry run takes in its place.
         dry: whether it is one: the smallest sizes, and no number says anything of a device.
         work: a folder for its files, which all parts share.
         out: the folder of the results.
-        cuda_home: where the tools of CUDA may lie.
+        tools: where the vendor's tools may lie.
         ends: when its time is over, of ``time.monotonic``.
         save: writes what was found so far.
     """
@@ -38,7 +35,7 @@ class Task:
     dry: bool
     work: Path
     out: Path
-    cuda_home: Path
+    tools: Path
     ends: float
     save: Callable[[Status, Mapping[str, Any]], None]
 
@@ -55,15 +52,19 @@ Result = tuple[Status, dict[str, Any], list[str]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one part and write its result; an error of the part ends the process with a traceback and without one."""
     parser = argparse.ArgumentParser(prog="part", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", choices=PARTS)
+    parser.add_argument("package")
+    parser.add_argument("name")
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cuda-home", type=Path, default=Path())
+    parser.add_argument("--tools", type=Path, default=Path())
     parser.add_argument("--limit", type=float, default=600.0)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--hook", choices=HOOKS, help="break this part, to see that the check says so")
     a = parser.parse_args(argv)
+    check = check_of(a.package)
+    if a.name not in check.parts:
+        parser.error(f"got the part {a.name!r}, expected one of {', '.join(check.parts)}")
     if a.hook == "crash":
         raise RuntimeError(f"{a.name}: told to crash")
     if a.hook == "hang":
@@ -73,15 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_result(a.result, status, data)
 
     task = Task(
-        backend="cuda:interpret" if a.dry_run else "cuda",
+        backend=check.dry_backend if a.dry_run else check.backend,
         dry=a.dry_run,
         work=a.work,
         out=a.out,
-        cuda_home=a.cuda_home,
+        tools=a.tools,
         ends=time.monotonic() + a.limit,
         save=save,
     )
-    module = import_module(f"forebay.hardware.h200.{a.name.replace('-', '_')}")
+    module = import_module(f"{check.package}.{a.name.replace('-', '_')}")
     status, data, problems = module.run(task)
     if a.hook == "fail":
         status, problems = "failed", [*problems, "told to fail"]

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.hardware.h200.running import Outcome
+from forebay.hardware.checking.plan import Check
+from forebay.hardware.checking.running import Outcome
 
 MOST_FILES: Final = 8
 MOST_BYTES: Final = 16 << 20
-DRY: Final = "DRY RUN in Triton's interpreter: nothing here was measured on, or says anything of, a device."
 
 
-def write_report(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> None:
+def write_report(check: Check, out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> None:
     """Write ``report.json``, ``report.md`` and ``log.txt``, the end of what each part printed."""
     parts = {
         outcome.name: {
@@ -27,14 +27,14 @@ def write_report(out: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any
     }
     text = json.dumps(dict(about) | {"parts": parts}, indent=1)
     (out / "report.json").write_text(text + "\n", encoding="utf-8")
-    (out / "report.md").write_text("\n".join(_page(outcomes, about)) + "\n", encoding="utf-8")
+    (out / "report.md").write_text("\n".join(_page(check, outcomes, about)) + "\n", encoding="utf-8")
     logs = [f"== {outcome.name}: {outcome.status}\n{outcome.tail}\n" for outcome in outcomes]
     (out / "log.txt").write_text("\n".join(logs), encoding="utf-8")
 
 
-def _page(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> list[str]:
-    lines = ["# Check of an H200 machine", ""]
-    lines += [f"**{DRY}**", ""] if about["dry"] else []
+def _page(check: Check, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> list[str]:
+    lines = [f"# Check of {check.machine}", ""]
+    lines += [f"**{check.dry}**", ""] if about["dry"] else []
     verdict = "ended without a fault" if about["good"] else f"NOT GOOD: {', '.join(about['bad'])}"
     lines += [f"The parts that decide: {verdict}. {about['seconds']:.0f} s in all.", ""]
     lines += ["| part | status | seconds | what is wrong or missing |", "|---|---|---|---|"]

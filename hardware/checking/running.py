@@ -103,12 +103,21 @@ def run_process(
     return Ended(status, time.monotonic() - start, text[-TAIL:])
 
 
-def run_part(name: str, arguments: Sequence[str], limit_s: float, work: Path) -> Outcome:
-    """Run ``python -m forebay.hardware.h200.part NAME ...`` and read the result it wrote."""
+def run_part(package: str, name: str, arguments: Sequence[str], limit_s: float, work: Path) -> Outcome:
+    """Run ``python -m forebay.hardware.checking.part PACKAGE NAME ...`` and read the result it wrote."""
     if limit_s < LEAST_S:
         return Outcome(name, "not run: time", problems=["the parts before it took all the time"])
     result = work / f"{name}.json"
-    command = [sys.executable, "-m", "forebay.hardware.h200.part", name, "--result", str(result), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "forebay.hardware.checking.part",
+        package,
+        name,
+        "--result",
+        str(result),
+        *arguments,
+    ]
     ended = run_process([*command, "--limit", str(limit_s)], limit_s, work / f"{name}.log", own_group=True)
     seconds = round(ended.seconds, 1)
     made = _read(result)
