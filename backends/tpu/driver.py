@@ -81,6 +81,7 @@ class TpuDriver(Driver):
         self._compiled = calls.Compiled(way.options, lower_once=way.by == "pallas" and bool(way.interpret))
         self._programs = Programs(self._scope, device, way.options)
         self._by_segment: WeakKeyDictionary[Segment, Program] = WeakKeyDictionary()
+        self._latest: list[jax.Array] = []
         self._launches: Counter[str] = Counter()
         self._replayed: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -215,6 +216,7 @@ class TpuDriver(Driver):
 
     def _ran(self, program: Program) -> Fetch:
         emits = program.run()
+        self._latest = [*emits.values(), *(buffer.handle for buffer in program.outputs)]
         self._replayed.update(program.kernels)
         for x in emits.values():
             x.copy_to_host_async()
@@ -229,11 +231,14 @@ class TpuDriver(Driver):
         return fetch
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was asked for so far."""
-        jax.device_put(np.int32(0), self._device).block_until_ready()
+        """Wait until the device has done what was asked for so far: it does one after the other, so what was asked last is the last."""
+        for value in self._latest:
+            if not value.is_deleted():
+                value.block_until_ready()
 
     def close(self) -> None:
         """Forget programs."""
+        self._latest = []
         self._by_segment.clear()
         self._programs.clear()
         self._compiled.clear()
@@ -287,8 +292,13 @@ class TpuDriver(Driver):
     def _door(self, kernel: str, function: Callable[..., Any], **sizes: Any) -> Callable[..., Any]:
         self._count(kernel)
         if self._programs.cells is None:
-            return partial(self._compiled, function, **sizes)
+            return partial(self._asked, function, **sizes)
         return partial(self._compiled.traced, function, **sizes)
+
+    def _asked(self, function: Callable[..., Any], *arrays: Any, **sizes: Any) -> Any:
+        made = self._compiled(function, *arrays, **sizes)
+        self._latest = jax.tree.leaves(made)
+        return made
 
     def _where(self, act: str, loc: WriteLoc) -> tuple[tuple[jax.Array, ...], calls.Where]:
         if loc.ids is not None:

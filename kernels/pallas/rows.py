@@ -5,6 +5,7 @@ JAX counts a negative index from the end even where it drops others, so every ro
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -94,14 +95,29 @@ def stage_pages(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: ja
 
     Lanes from ``lanes`` on keep what they held, and so do the rows behind. A target of NB is none.
     """
-    if pages.dtype.itemsize == 2:
-        # XLA may take two bytes through float32, which changes the bits of a NaN; integers it leaves alone.
-        into, words = (lax.bitcast_convert_type(x, jnp.uint16) for x in (pages, new))
-        return lax.bitcast_convert_type(_staged(into, words, targets, tokens, lanes), pages.dtype)
-    return _staged(pages, new, targets, tokens, lanes)
+    if pages.dtype.itemsize != 2:
+        return _staged(pages, new, targets, tokens, lanes=lanes)
+    # XLA for the host takes two bytes through float32, which changes the bits of a NaN; integers it leaves alone. For a TPU the pages
+    # would be copied to be integers.
+    found: jax.Array = lax.platform_dependent(
+        pages,
+        new,
+        targets,
+        tokens,
+        cpu=partial(_staged_as_integers, lanes=lanes),
+        default=partial(_staged, lanes=lanes),
+    )
+    return found
 
 
-def _staged(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, lanes: int) -> jax.Array:
+def _staged_as_integers(
+    pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int
+) -> jax.Array:
+    into, words = (lax.bitcast_convert_type(x, jnp.uint16) for x in (pages, new))
+    return lax.bitcast_convert_type(_staged(into, words, targets, tokens, lanes=lanes), pages.dtype)
+
+
+def _staged(pages: jax.Array, new: jax.Array, targets: jax.Array, tokens: jax.Array, *, lanes: int) -> jax.Array:
     old = pages[jnp.minimum(targets, pages.shape[0] - 1)]
     row = lax.broadcasted_iota(jnp.int32, old.shape, 2)
     lane = lax.broadcasted_iota(jnp.int32, old.shape, 3)

@@ -52,6 +52,7 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
         "cuda": "usable",
         "cracked": "broken",
         "sim": "usable",
+        "tpu": "usable",
     }
     assert (found["bad"]["distribution"], found["bad"]["version"]) == ("bad-chip", "2.5")
     assert found["bad"]["cause"] == "ModuleNotFoundError: No module named 'stale_dep'"
@@ -67,7 +68,18 @@ def test_backends_lists_usable_unavailable_and_broken(run: Run, site: Site) -> N
     ]
     assert data["selection"]["selected"] == "cpu"
     reasons = {candidate["name"]: candidate["passed_over"] for candidate in data["selection"]["considered"]}
-    assert set(reasons) == {"away", "bad", "cpu", "cracked", "cuda", "cuda:interpret", "sim"}
+    assert set(reasons) == {
+        "away",
+        "bad",
+        "cpu",
+        "cracked",
+        "cuda",
+        "cuda:interpret",
+        "sim",
+        "tpu",
+        "tpu:interpret",
+        "tpu:xla",
+    }
     assert reasons["sim"] == "its kind is simulated: auto takes an accelerator, else cpu"
     assert [mode["kind"] for mode in found["sim"]["modes"]] == ["simulated"]
 

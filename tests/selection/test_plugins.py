@@ -213,7 +213,7 @@ def test_discovery_and_selection_import_no_vendor_library(site: Site, tmp_path: 
         env={"PYTHONPATH": f"{site.path}:{ROOT}"},
         check=True,
     )
-    assert json.loads(done.stdout) == [["chip", "cpu", "cuda", "sim"], []]
+    assert json.loads(done.stdout) == [["chip", "cpu", "cuda", "sim", "tpu"], []]
 
 
 @pytest.mark.clause("B5")
