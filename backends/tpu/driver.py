@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -36,30 +35,12 @@ from .compiles import compiles
 from .formats import cell_format, zeros
 from .namespace import TpuNamespace
 from .programs import Program, Programs
+from .way import ON_DEVICE, Way
 
 KV_DTYPES: Final = ("float32", "bfloat16")
 """What a TPU's kernels take; the host could take more, and refuses what the device would."""
 EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 """What XLA's message of an error says where there is not enough memory."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How kernels are run.
-
-    Attributes:
-        by: ``"pallas"`` or ``"xla"``: what the attention is made of.
-        interpret: as ``pallas_call`` takes it; False on a TPU.
-        options: of XLA's compiler.
-    """
-
-    by: str
-    interpret: Any
-    options: dict[str, Any] | None = None
-
-
-ON_DEVICE: Final = Way("pallas", interpret=False)
-"""On a TPU."""
 
 
 class TpuDriver(Driver):

@@ -9,7 +9,8 @@ import jax
 from forebay.specs.driver import Driver
 from forebay.specs.errors import BackendUnavailable, InvalidInput
 
-from .driver import ON_DEVICE, TpuDriver, Way
+from .driver import TpuDriver
+from .way import ON_DEVICE, Way
 
 QUICK: Final = {
     "xla_backend_optimization_level": 0,

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from forebay.backends.tpu.compile_cases import LAYER_BYTES, Case
-from forebay.backends.tpu.driver import ON_DEVICE, TpuDriver
+from forebay.backends.tpu.driver import TpuDriver
 from forebay.backends.tpu.programs import Program, Programs
+from forebay.backends.tpu.way import ON_DEVICE
 from forebay.runtime.admission import MAX_STOP_TOKENS
 from forebay.runtime.decode_step import decode_segment
 from forebay.runtime.models.config import ModelConfig

@@ -134,7 +134,7 @@ def test_a_broken_plugin_breaks_nothing_else_and_keeps_its_error(site: Site, kin
         "'bad'",
         "bad-chip 2.5",
         exception,
-        "known backends: aaa, bad, cpu, cuda, sim, zzz",
+        "known backends: aaa, bad, cpu, cuda, sim, tpu, zzz",
         "mend the source of bad-chip" if exception in OF_ITS_SOURCE else "pip install --force-reinstall bad-chip",
     ):
         assert part in str(caught.value)

@@ -128,10 +128,13 @@ def outcomes(record: dict[str, Any]) -> dict[str, str]:
         (("sim:", "-k", "static"), "backend = 'sim:' (call); expected NAME, NAME:MODE or auto; its modes: sim"),
         (
             ("nosuch", "-k", "zzz"),
-            "nothing was judged: no backend 'nosuch' is installed; known backends: cpu, cuda, sim",
+            "nothing was judged: no backend 'nosuch' is installed; known backends: cpu, cuda, sim, tpu",
         ),
         (("auto:frob", "--record", "old.json"), "auto takes no mode: name the backend, or write auto; known backends"),
-        (("", "-k", "static"), "backend = '' (call); expected NAME, NAME:MODE or auto; known backends: cpu, cuda, sim"),
+        (
+            ("", "-k", "static"),
+            "backend = '' (call); expected NAME, NAME:MODE or auto; known backends: cpu, cuda, sim, tpu",
+        ),
         (("sim", "--verify", "old.json"), "a record says whom it judges"),
     ],
 )
