@@ -40,6 +40,6 @@ def test_entry_points_that_are_no_text_spare_the_others(site: Site) -> None:
     (site.path / "latin_name-1.0.dist-info" / "entry_points.txt").write_text("[forebay.backends]\nodd = nowhere\n")
     site.install_good("good-chip", "good")
     manager = PluginManager.discover()
-    assert manager.names == ("cpu", "cuda", "good", "latin-chip", "odd", "sim")
+    assert manager.names == ("cpu", "cuda", "good", "latin-chip", "odd", "sim", "tpu")
     with pytest.raises(BackendUnavailable, match="UnicodeDecodeError"):
         manager.find("latin-chip")
