@@ -49,7 +49,6 @@ RUNS: Final = {
     "conform_cpu": ("forebay.runtime.cli", "conform", "cpu", *_kept("cpu")),
     "conform_cuda_interpret": ("forebay.runtime.cli", "conform", "cuda:interpret", *_kept("cuda_interpret")),
     "conform_sim": ("forebay.runtime.cli", "conform", "sim", *_kept("sim")),
-    "conform_tpu_interpret": ("forebay.runtime.cli", "conform", "tpu:interpret", *_kept("tpu_interpret")),
     "families": ("tests.families.full",),
     "faults": ("forebay.runtime.cli", "faults", "--full", "--matrix", "specs/faults"),
     "model_files": ("tests.models.fuzz_model_files", "--count", "10010"),

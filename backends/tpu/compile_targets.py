@@ -95,7 +95,9 @@ def measured(compile_for: Callable[[Any], Any], target: str, layer: int) -> Usag
     try:
         made = compile_for(chip)
     except Exception as error:  # noqa: BLE001  (whatever a compiler refuses with is the finding, not a failure of the gate)
-        return Refused(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300] or 'no message'}")
+        # Without places of this machine: the same refusal reads the same everywhere.
+        said = re.sub(r" at /\S*", "", str(error).strip().partition("\n")[0])
+        return Refused(f"{type(error).__name__}: {said[:300] or 'no message'}")
     memory, text = made.memory_analysis(), made.as_text()
     given = jax.tree.leaves(made.args_info)
     donated = [x.donated for x in given]
