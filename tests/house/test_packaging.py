@@ -21,6 +21,7 @@ DOCUMENTS = (
     "specs/faults/MATRIX.md",
     "specs/faults/matrix.json",
     "backends/cuda/compiled.json",
+    "backends/tpu/compiled.json",
 )
 """What is in the wheel of what is read and not run: the guide to the suite, what its seeded faults came to, and what kernels take."""
 
