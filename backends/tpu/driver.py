@@ -167,7 +167,9 @@ class TpuDriver(Driver):
         return number
 
     def free(self, buffer: Buffer) -> None:
-        """Drop the array; its memory goes once nothing that was asked for needs it."""
+        """Give the memory back, once nothing that was asked for needs it; programs still name the array they ran on last."""
+        if isinstance(buffer.handle, jax.Array):
+            buffer.handle.delete()
         buffer.handle = None
 
     # -- steps -----------------------------------------------------------------------------------------------------------

@@ -177,3 +177,16 @@ def test_a_run_and_its_replay_hold_the_same_bits(backend: Backend) -> None:
     backend.release(trace)
     one.close()
     other.close()
+
+
+def test_released_memory_goes_although_programs_ran_on_it(backend: Backend) -> None:
+    """A Segment that lives on, and its trace, keep no released Buffer's array alive."""
+    a, b = (backend.buffer(name, np.arange(4, dtype=np.float32)) for name in "ab")
+    segment = Segment("copy", lambda _: ({a: b.get()}, {}), reads=(b,), updates=(a,))
+    backend.run(segment)
+    backend.run(Segment("inc", lambda _: ({a: a.get() + 1}, {}), updates=(a,)))
+    assert backend.fetch(b).tolist() == [0, 1, 2, 3], "what was copied is memory of its own"
+    held = [a.handle, b.handle]
+    for buffer in (a, b):
+        backend.release(buffer)
+    assert [array.is_deleted() for array in held] == [True, True]
